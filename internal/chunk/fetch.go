@@ -1,0 +1,66 @@
+package chunk
+
+import (
+	"context"
+	"errors"
+)
+
+// Block is one checked block on its way through the node.
+type Block struct {
+	Index uint32 // within the object
+	CRC   uint32 // CRC32C of Data, computed once by whoever read the origin
+	Data  []byte // BlockLen bytes; lent: valid only until the call that hands it over returns
+}
+
+// Request asks for blocks of one object.
+type Request struct {
+	Object Object
+	ID     ObjectID // Object.ID(), so that nobody hashes twice
+	Span   Span     // lies within one chunk, not empty
+
+	// Hops counts the nodes that passed the request on: 0 for a reader of this
+	// node, 1 for a request that came from a peer. At [MaxHops] a node acts as
+	// the owner whatever its ring table says, so that two tables that disagree
+	// cannot send a request round in circles.
+	Hops int
+
+	// HeldOnly asks for blocks that the node holds or is receiving, never for a
+	// fetch: the question that a new owner puts to the owners of earlier tables.
+	HeldOnly bool
+
+	// From is the ring id of the member that asked, "" for a reader of this
+	// node. A node that is itself receiving a chunk from a member is no source of it
+	// for that member.
+	From string
+
+	// Background marks prefetch, which yields to readers.
+	Background bool
+}
+
+// MaxHops is how often a request may be passed on: reader's node to owner, and
+// from an owner that was one by an older table to the owner by the newer.
+const MaxHops = 2
+
+// Deliver takes over one block. It is called from one goroutine at a time for
+// one Fetch, in any order of blocks, each at most once. An error ends the Fetch,
+// which returns it.
+type Deliver func(Block) error
+
+// Fetcher gets blocks from somewhere else: from peers, or from the origin.
+//
+// Fetch returns nil after every block of the span was delivered, and an error
+// otherwise; blocks delivered before the error stay good, so a caller asks again
+// only for the rest. It has checked each block it delivers. It returns
+// promptly when ctx ends.
+type Fetcher interface {
+	Fetch(ctx context.Context, req Request, deliver Deliver) error
+}
+
+// Errors that cross packages, to be found with errors.Is.
+var (
+	// ErrNotHeld says that no other node has the blocks or is to fetch them: the
+	// caller is the one who asks the origin.
+	ErrNotHeld = errors.New("no peer holds the blocks")
+	// ErrCorrupt says that bytes do not fit their checksum.
+	ErrCorrupt = errors.New("checksum mismatch")
+)
