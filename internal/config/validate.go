@@ -1,0 +1,207 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// problem is what Validate finds: which options cannot work, and what to do.
+// [Resolved] adds where they were set.
+type problem struct {
+	options []string // names as flags
+	what    string
+	do      string
+}
+
+func (p *problem) Error() string { return (&Error{What: p.what, Do: p.do}).Error() }
+
+// Validate reports, in words meant for the user, the first thing that is wrong
+// with values or that cannot work together. It does no I/O.
+func (c Config) Validate() error {
+	for _, check := range [...]func(Config) *problem{
+		checkGeometry, checkCacheDirs, checkAddresses, checkExposure, checkMember, checkNode,
+		checkOrigin, checkCredentials, checkMount,
+	} {
+		if p := check(c); p != nil {
+			return p
+		}
+	}
+	return nil
+}
+
+func checkGeometry(c Config) *problem {
+	if err := c.Geometry().Validate(); err != nil {
+		return &problem{[]string{"chunk-size", "block-size"}, err.Error(), ""}
+	}
+	return nil
+}
+
+func checkCacheDirs(c Config) *problem {
+	for i, d := range c.CacheDirs {
+		for _, e := range c.CacheDirs[:i] {
+			if e.Path == d.Path || within(e.Path, d.Path) || within(d.Path, e.Path) {
+				return &problem{[]string{"cache-dir"}, fmt.Sprintf("cache directories %s and %s overlap", e.Path, d.Path), "give each a place of its own"}
+			}
+		}
+	}
+	return nil
+}
+
+// within reports whether path lies under dir.
+func within(dir, path string) bool {
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && rel != ".." && !strings.HasPrefix(rel, "../")
+}
+
+func checkAddresses(c Config) *problem {
+	seen := map[string]string{}
+	for _, a := range [...]struct{ name, value string }{{"bind", c.Bind}, {"peer-bind", c.PeerBind}, {"metrics-bind", c.MetricsBind}} {
+		if a.name == "metrics-bind" && c.MetricsOff() {
+			continue
+		}
+		addr, err := netip.ParseAddrPort(a.value)
+		if err != nil {
+			return &problem{[]string{a.name}, fmt.Sprintf("%q is not an address and port", a.value), "write it like 10.0.0.5:7946, 0.0.0.0:7946 or [::1]:7946"}
+		}
+		if other, taken := seen[a.value]; taken && addr.Port() != 0 {
+			return &problem{[]string{other, a.name}, fmt.Sprintf("--%s and --%s are both %s", other, a.name, a.value), "give each a port of its own"}
+		}
+		seen[a.value] = a.name
+	}
+	if c.Advertise != "" && net.ParseIP(c.Advertise) == nil {
+		return &problem{[]string{"advertise"}, fmt.Sprintf("%q is not an IP address", c.Advertise), "write it like 10.0.0.5; ports are those of --bind and --peer-bind"}
+	}
+	for _, j := range c.Join {
+		host, port := j, ""
+		if h, p, err := net.SplitHostPort(j); err == nil {
+			host, port = h, p
+		}
+		if _, err := strconv.ParseUint(port, 10, 16); port != "" && err != nil || host == "" || strings.ContainsAny(host, " /@") {
+			return &problem{[]string{"join"}, fmt.Sprintf("%q is not a host to join", j), "write it like node-1, node-1:7946 or 10.0.0.5:7946"}
+		}
+	}
+	return nil
+}
+
+// checkExposure keeps a cluster without a secret on loopback: whoever reaches the
+// ports could read and poison what it caches.
+func checkExposure(c Config) *problem {
+	if c.SecretFile != "" && c.Insecure {
+		return &problem{[]string{"secret-file", "insecure"}, "--secret-file and --insecure exclude each other", "drop --insecure"}
+	}
+	if c.SecretFile != "" || c.Insecure {
+		return nil
+	}
+	for _, a := range [...]struct{ name, value string }{{"bind", c.Bind}, {"peer-bind", c.PeerBind}} {
+		if addr, err := netip.ParseAddrPort(a.value); err == nil && !addr.Addr().IsLoopback() {
+			return &problem{[]string{a.name}, fmt.Sprintf("refuses to listen on %s without a secret", a.value), "give --secret-file, or --insecure on a network that you trust"}
+		}
+	}
+	return nil
+}
+
+func checkMember(c Config) *problem {
+	const maxLabelBytes = 63 // zone and rack travel in a member's record of 512 bytes
+	for _, l := range [...]struct{ name, value string }{{"zone", c.Zone}, {"rack", c.Rack}, {"name", c.Name}} {
+		if len(l.value) > maxLabelBytes {
+			return &problem{[]string{l.name}, fmt.Sprintf("%q is longer than %d bytes", l.value, maxLabelBytes), "shorten it"}
+		}
+	}
+	if c.Weight < 1 || c.Weight > 100 {
+		return &problem{[]string{"weight"}, fmt.Sprintf("weight %d is not between 1 and 100", c.Weight), "use --no-owner for a node that is to own nothing"}
+	}
+	return nil
+}
+
+func checkNode(c Config) *problem {
+	const minMemoryBytes = 64 << 20 // buffers of a few chunks in flight and the runtime
+	if c.Memory != 0 && c.Memory < minMemoryBytes {
+		return &problem{[]string{"memory"}, fmt.Sprintf("memory of %s is too little", c.Memory), "give 64Mi or more"}
+	}
+	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.LogLevel) {
+		return &problem{[]string{"log-level"}, fmt.Sprintf("%q is no log level", c.LogLevel), "use debug, info, warn or error"}
+	}
+	if !slices.Contains([]string{"text", "json"}, c.LogFormat) {
+		return &problem{[]string{"log-format"}, fmt.Sprintf("%q is no log format", c.LogFormat), "use text or json"}
+	}
+	if c.ControlSocket == "" || len(c.ControlSocket) > 107 { // sun_path of Linux, less its NUL
+		return &problem{[]string{"control-socket"}, fmt.Sprintf("path %q is empty or longer than 107 bytes", c.ControlSocket), "use a shorter path"}
+	}
+	for _, d := range c.OriginDirs {
+		if !filepath.IsAbs(d) {
+			return &problem{[]string{"origin-dir"}, fmt.Sprintf("%q is not an absolute path", d), "every node must know it by the same path"}
+		}
+	}
+	return nil
+}
+
+func checkOrigin(c Config) *problem {
+	for _, u := range [...]struct{ name, value string }{{"endpoint", c.Endpoint}, {"proxy", c.Proxy}} {
+		if u.value == "" {
+			continue
+		}
+		f, _ := lookup(u.name)
+		parsed, err := url.Parse(u.value)
+		if err != nil || parsed.Scheme != "http" && parsed.Scheme != "https" || parsed.Host == "" {
+			return &problem{[]string{u.name}, fmt.Sprintf("%q is not a URL", f.masked(u.value)), "write it like https://s3.example.com"}
+		}
+		if u.name == "endpoint" && (strings.Trim(parsed.Path, "/") != "" || parsed.RawQuery != "" || parsed.Fragment != "") {
+			return &problem{[]string{u.name}, fmt.Sprintf("endpoint %q has a path or query", f.masked(u.value)), "give scheme, host and port only; the bucket belongs into s3://BUCKET/PREFIX"}
+		}
+		if u.name == "endpoint" && parsed.User != nil {
+			return &problem{[]string{u.name}, fmt.Sprintf("endpoint %q carries credentials", f.masked(u.value)), "use --credentials-file or the environment"}
+		}
+	}
+	if !slices.Contains([]string{"auto", "path", "virtual"}, c.Addressing) {
+		return &problem{[]string{"addressing"}, fmt.Sprintf("%q is no kind of addressing", c.Addressing), "use auto, path or virtual"}
+	}
+	if c.CAFile != "" && strings.HasPrefix(c.Endpoint, "http://") {
+		return &problem{[]string{"ca-file", "endpoint"}, "--ca-file has no meaning for an endpoint without TLS", "use https:// or drop --ca-file"}
+	}
+	if c.MaxOriginRequests < 1 || c.MaxOriginRequests > 4096 {
+		return &problem{[]string{"max-origin-requests"}, fmt.Sprintf("%d requests are not between 1 and 4096", c.MaxOriginRequests), ""}
+	}
+	if c.OriginTimeout <= 0 {
+		return &problem{[]string{"origin-timeout"}, "a timeout of 0 fails every read that the origin does not answer at once", "give 1s or more"}
+	}
+	return nil
+}
+
+func checkCredentials(c Config) *problem {
+	if c.Anonymous {
+		for _, o := range [...]struct {
+			name string
+			set  bool
+		}{{"credentials-file", c.CredentialsFile != ""}, {"profile", c.Profile != ""}, {"requester-pays", c.RequesterPays}} {
+			if o.set {
+				return &problem{[]string{"anonymous", o.name}, "--anonymous and --" + o.name + " exclude each other", "drop one"}
+			}
+		}
+	}
+	return nil
+}
+
+func checkMount(c Config) *problem {
+	const maxID = 1<<31 - 1
+	for _, i := range [...]struct {
+		name  string
+		value int
+	}{{"uid", c.UID}, {"gid", c.GID}} {
+		if i.value < -1 || i.value > maxID {
+			return &problem{[]string{i.name}, fmt.Sprintf("%d is no user or group", i.value), "give its number, or -1 for the one who mounts"}
+		}
+	}
+	if !slices.Contains([]string{"auto", "always"}, c.VerifyReads) {
+		return &problem{[]string{"verify-reads"}, fmt.Sprintf("%q is no way to verify reads", c.VerifyReads), "use auto or always"}
+	}
+	return nil
+}
+
+// MetricsOff reports whether metrics are not to be served.
+func (c Config) MetricsOff() bool { return c.MetricsBind == "" || c.MetricsBind == "off" }
