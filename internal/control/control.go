@@ -1,0 +1,73 @@
+// Package control is how commands reach the node on their machine: gRPC over a
+// unix socket whose other end is known by its user and group.
+//
+// It promises that what a caller may do is decided in one pure function
+// ([Authorize]) before the node hears of it, that errors keep their class on the
+// way ([github.com/shardwell/shardwell/objstore]), and that the document of
+// `shardwell status --json` is [Status]. What a mount is, and what is counted, is
+// left to the [Node]. It is a part.
+package control
+
+import (
+	"context"
+	"time"
+)
+
+// Node is what the socket gives access to. Methods are safe for concurrent use
+// and return promptly when ctx ends. Errors are in words meant for the user, in one line.
+type Node interface {
+	// Mount mounts a URI on a directory and returns when it can be read. The
+	// same on the same directory again is no error.
+	Mount(ctx context.Context, req MountRequest) (MountReply, error)
+	// Umount ends the mount on a directory.
+	Umount(ctx context.Context, dir string) error
+	// Status describes the node and what it knows of the cluster.
+	Status(ctx context.Context) (Status, error)
+	// Refresh makes the cluster forget names and versions under a URI, and
+	// returns how many it knew.
+	Refresh(ctx context.Context, uri string) (int, error)
+	// List calls yield for each object or prefix under a URI, one level deep.
+	// An error of yield ends it and is returned.
+	List(ctx context.Context, req ListRequest, yield func(Entry) error) error
+}
+
+// MountRequest asks for a mount.
+type MountRequest struct {
+	URI     string
+	Dir     string            // absolute, clean path
+	Options map[string]string // as config.Config.WithAttributes takes them
+	Caller  Caller            // who asks; filled in by the server
+}
+
+// MountReply describes a mount.
+type MountReply struct {
+	Source   string // what is mounted, in full
+	Existing bool   // the same was mounted there already
+}
+
+// ListRequest asks for a listing.
+type ListRequest struct {
+	URI     string
+	Options map[string]string // as config.Config.WithAttributes takes them
+	Caller  Caller            // who asks; filled in by the server
+}
+
+// Entry is an object, or a prefix under which there are more.
+type Entry struct {
+	Name    string // relative to the URI; a prefix ends with "/"
+	Size    int64  // bytes
+	ModTime time.Time
+	ETag    string
+}
+
+// Caller is who is at the other end of the socket.
+type Caller struct {
+	UID, GID uint32
+	PID      int32
+}
+
+// Version is what answers at the other end.
+type Version struct {
+	Version string
+	PID     int
+}

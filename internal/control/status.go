@@ -1,0 +1,112 @@
+package control
+
+import "time"
+
+// Status is the document of `shardwell status --json`. The names of its fields
+// are a promise to those who read it: they are added to, never changed. Lists are
+// empty rather than null.
+type Status struct {
+	Node       string      `json:"node"`       // name of the node that answers
+	ID         string      `json:"id"`         // its ring id
+	Version    string      `json:"version"`    // of the program
+	Members    []Member    `json:"members"`    // of the cluster, as this node sees it
+	Refused    []Refusal   `json:"refused"`    // members that were turned away, newest first
+	Mounts     []Mount     `json:"mounts"`     // of this node
+	Datasets   []Dataset   `json:"datasets"`   // that are mounted in this node
+	Broadcasts []Broadcast `json:"broadcasts"` // that this node takes part in
+	Bytes      Bytes       `json:"bytes"`      // since this node started
+	Disks      []Disk      `json:"disks"`      // of this node
+	// SkippedKeys are keys that cannot be paths, at most 100; SkippedTotal is
+	// how many there are.
+	SkippedKeys  []SkippedKey `json:"skippedKeys"`
+	SkippedTotal int64        `json:"skippedTotal"`
+}
+
+// Member is a node of the cluster.
+type Member struct {
+	ID         string  `json:"id"`
+	Name       string  `json:"name"`
+	Address    string  `json:"address"` // of its peer port
+	Zone       string  `json:"zone"`
+	Rack       string  `json:"rack"`
+	State      string  `json:"state"`      // alive, suspect, restarting or dead
+	OwnedShare float64 `json:"ownedShare"` // of the ring, 0 to 1
+}
+
+// Refusal is a member that was turned away.
+type Refusal struct {
+	Name    string    `json:"name"`
+	Address string    `json:"address"`
+	Reason  string    `json:"reason"`
+	At      time.Time `json:"at"`
+}
+
+// Mount is a directory on which a dataset is mounted.
+type Mount struct {
+	URI string `json:"uri"`
+	Dir string `json:"dir"`
+}
+
+// Dataset is what a URI stands for, as far as it was listed.
+type Dataset struct {
+	URI         string     `json:"uri"`
+	Objects     int64      `json:"objects"`
+	Bytes       int64      `json:"bytes"`
+	CachedBytes int64      `json:"cachedBytes"` // in the cluster
+	LocalBytes  int64      `json:"localBytes"`  // in this node
+	PinnedUntil *time.Time `json:"pinnedUntil"` // null: not pinned
+}
+
+// Broadcast is an object that several nodes receive at once.
+type Broadcast struct {
+	Object          string  `json:"object"`
+	NodesDone       int     `json:"nodesDone"`
+	NodesReceiving  int     `json:"nodesReceiving"`
+	BytesPerSecond  float64 `json:"bytesPerSecond"`
+	OriginCopies    float64 `json:"originCopies"`
+	MaxOverMeanSent float64 `json:"maxOverMeanSent"`
+}
+
+// Bytes counts bytes by where they were read from. Bytes that the kernel read by
+// passthrough are not seen by the node; their opens are counted.
+type Bytes struct {
+	Origin           int64 `json:"origin"`
+	Peer             int64 `json:"peer"`
+	Disk             int64 `json:"disk"`
+	Memory           int64 `json:"memory"`
+	PassthroughOpens int64 `json:"passthroughOpens"`
+	SentToPeers      int64 `json:"sentToPeers"`
+}
+
+// Disk is a cache directory.
+type Disk struct {
+	Path        string `json:"path"`
+	State       string `json:"state"` // normal, unstable or down
+	UsedBytes   int64  `json:"usedBytes"`
+	BudgetBytes int64  `json:"budgetBytes"`
+}
+
+// SkippedKey is a key that cannot be a path.
+type SkippedKey struct {
+	Key    string `json:"key"` // bytes that are not UTF-8 are replaced
+	Reason string `json:"reason"`
+}
+
+// normal returns s with empty lists instead of null ones.
+func (s Status) normal() Status {
+	s.Members = orEmpty(s.Members)
+	s.Refused = orEmpty(s.Refused)
+	s.Mounts = orEmpty(s.Mounts)
+	s.Datasets = orEmpty(s.Datasets)
+	s.Broadcasts = orEmpty(s.Broadcasts)
+	s.Disks = orEmpty(s.Disks)
+	s.SkippedKeys = orEmpty(s.SkippedKeys)
+	return s
+}
+
+func orEmpty[T any](list []T) []T {
+	if list == nil {
+		return []T{}
+	}
+	return list
+}
