@@ -1,0 +1,46 @@
+package fuse
+
+import (
+	"context"
+	"errors"
+	"io"
+	"syscall"
+
+	"github.com/shardwell/shardwell/objstore"
+)
+
+// where an error met the reader: the same class means different things.
+type where int
+
+const (
+	atLookup where = iota // look-up, open, list
+	atHandle              // a file that is open
+)
+
+// toErrno translates an error to what the kernel is told: the only place that does.
+func toErrno(err error, at where) syscall.Errno {
+	var errno syscall.Errno
+	switch {
+	case err == nil, errors.Is(err, io.EOF):
+		return 0
+	case errors.Is(err, objstore.ErrNotExist), errors.Is(err, objstore.ErrNoBucket):
+		if at == atHandle {
+			return syscall.ESTALE
+		}
+		return syscall.ENOENT
+	case errors.Is(err, objstore.ErrChanged):
+		return syscall.ESTALE
+	case errors.Is(err, objstore.ErrPermission), errors.Is(err, objstore.ErrCredentials):
+		return syscall.EACCES
+	case errors.Is(err, objstore.ErrInvalid):
+		if at == atHandle {
+			return syscall.EIO
+		}
+		return syscall.ENOENT // a name that the origin cannot have
+	case errors.Is(err, context.Canceled):
+		return syscall.EINTR
+	case errors.As(err, &errno) && at == atLookup && errno != 0:
+		return errno
+	}
+	return syscall.EIO
+}

@@ -1,0 +1,137 @@
+// Package fuse shows a prefix of a bucket as a read-only file system.
+//
+// It promises that an open file is one version of one object: its bytes, or an
+// error; that names and versions are no older than the mount's [Consistency]
+// says; that a request which waits for a slow origin holds up no other; and that
+// node ids, handles and directory cookies mean the same to a successor of this
+// process, which finds them in [Config.StateDir] and in [SessionState].
+//
+// It leaves to others: where bytes come from ([Data]), where names come from
+// ([objstore.Names]), and who decides to mount what where. It speaks the kernel's
+// protocol through go-fuse's ProtocolServer, in a read loop of its own.
+//
+// Its parts are fuse/tree (keys to names), fuse/snapshot (listings on disk) and
+// fuse/prefetch (reads to wanted ranges).
+package fuse
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"time"
+
+	"os"
+
+	"github.com/shardwell/shardwell/internal/chunk"
+	"github.com/shardwell/shardwell/objstore"
+)
+
+// Data opens object versions. Open does not wait for the network.
+type Data interface {
+	Open(obj chunk.Object) (File, error)
+}
+
+// File is one open object version. Methods are safe for concurrent use.
+type File interface {
+	// ReadAt fills p from offset off, or returns an error of an objstore class;
+	// fewer bytes only together with an error, io.EOF behind the end. ctx ends when
+	// the reader was interrupted.
+	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
+	// Prefetch says that the bytes [off, off+n) will be read soon. It returns at
+	// once; what it starts outlives the call that caused it.
+	Prefetch(off, n int64)
+	// Backing returns a file that holds all the bytes and may be read instead of
+	// this one, when there is one. It stays open until Close.
+	Backing() (*os.File, bool)
+	// CachedBytes tells how many bytes this node holds.
+	CachedBytes() int64
+	Close()
+}
+
+// LateReader is a File that waits for bytes before it needs a place for them, so
+// that a read that is stuck holds no buffer. Files without it are read by ReadAt.
+type LateReader interface {
+	// ReadLate is ReadAt for n bytes into the buffer that take returns (of at
+	// least n bytes). It calls take at most once, from the calling goroutine, not
+	// before the first of the bytes is at hand; an error of take ends the read.
+	ReadLate(ctx context.Context, off int64, n int, take func() ([]byte, error)) (int, error)
+}
+
+// Mode is how fresh a mount's names and versions are.
+type Mode int
+
+// The modes of [Consistency].
+const (
+	ModeTTL       Mode = iota // no older than Consistency.TTL
+	ModeOpen                  // asked anew at each open; look-ups no older than a second
+	ModeImmutable             // what was seen once is never asked again
+)
+
+// Consistency says how old a name or version may be when it is looked up or opened.
+type Consistency struct {
+	Mode Mode
+	TTL  time.Duration // for ModeTTL; 0 means DefaultTTL
+}
+
+// Limits and defaults.
+const (
+	DefaultTTL            = 60 * time.Second
+	DefaultReadAheadBytes = 1 << 20  // of the kernel, per open file
+	DefaultPrefetchBytes  = 64 << 20 // of this node, per open file
+	MaxReplyBytes         = 1 << 20  // payload of one READ reply: 256 pages, the kernel's limit
+	MaxInFlightRequests   = 4096     // per session; behind them the kernel queues
+	MaxBackgroundRequests = 128      // readahead the kernel has in flight
+	MaxSkippedKeysNamed   = 1000     // per session; all are counted
+)
+
+// Config says what a [Session] shows and how. The zero values of optional fields are usable.
+type Config struct {
+	Bucket objstore.Bucket
+	// Prefix is a directory of the bucket: the keys under "Prefix/" are shown, ""
+	// shows all. One slash at its end is implied; others are part of it.
+	Prefix string
+	URI    string // how the user wrote it, for messages and the mount table
+
+	Names objstore.Names
+	Data  Data
+
+	// StateDir keeps the listing snapshots of this mount; it is made when it is
+	// missing, belongs to this session alone, and is small beside the cache (some
+	// 100 bytes a name). What an earlier session left there is read again.
+	StateDir string
+
+	Consistency Consistency
+
+	UID, GID          uint32      // owner of everything
+	FileMode, DirMode fs.FileMode // permission bits; 0 means 0444 and 0555
+	AllowOther        bool        // others than the mounting user may look, as far as modes allow
+
+	ReadAheadBytes int64 // of the kernel per open file; 0 means DefaultReadAheadBytes
+	PrefetchBytes  int64 // ahead of a sequential reader; 0 means DefaultPrefetchBytes, negative none
+	NoPassthrough  bool  // every read is checked by the daemon ("verifyReads: always")
+
+	Buffers *Buffers     // reply buffers, one pool for all sessions of a node
+	State   SessionState // nil keeps it in this process
+	Logger  *slog.Logger // nil discards
+}
+
+// Validate reports, in words meant for the user, why c cannot be used.
+func (c *Config) Validate() error {
+	switch {
+	case c.Names == nil || c.Data == nil || c.Buffers == nil:
+		return errors.New("file system: Names, Data and Buffers are needed")
+	case c.StateDir == "":
+		return errors.New("file system: a state directory is needed")
+	case c.Consistency.Mode < ModeTTL || c.Consistency.Mode > ModeImmutable:
+		return fmt.Errorf("consistency mode %d: unknown", c.Consistency.Mode)
+	case c.Consistency.TTL < 0:
+		return fmt.Errorf("consistency ttl %v: must not be negative", c.Consistency.TTL)
+	case c.FileMode&^fs.ModePerm != 0 || c.DirMode&^fs.ModePerm != 0:
+		return fmt.Errorf("file mode %#o, directory mode %#o: only permission bits can be set", c.FileMode, c.DirMode)
+	case len(c.Prefix) > chunk.MaxKeyBytes:
+		return fmt.Errorf("prefix of %d bytes: at most %d", len(c.Prefix), chunk.MaxKeyBytes)
+	}
+	return nil
+}
