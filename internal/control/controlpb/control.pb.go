@@ -634,6 +634,52 @@ func (x *VersionReply) GetPid() int64 {
 	return 0
 }
 
+// Failure is the detail of an error: what kind it is, for the other side's
+// errors.Is. The text for the user is the status message.
+type Failure struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Class         string                 `protobuf:"bytes,1,opt,name=class,proto3" json:"class,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Failure) Reset() {
+	*x = Failure{}
+	mi := &file_control_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Failure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Failure) ProtoMessage() {}
+
+func (x *Failure) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Failure.ProtoReflect.Descriptor instead.
+func (*Failure) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Failure) GetClass() string {
+	if x != nil {
+		return x.Class
+	}
+	return ""
+}
+
 var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
@@ -676,7 +722,9 @@ const file_control_proto_rawDesc = "" +
 	"\x0eVersionRequest\":\n" +
 	"\fVersionReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
-	"\x03pid\x18\x02 \x01(\x03R\x03pid2\xf4\x03\n" +
+	"\x03pid\x18\x02 \x01(\x03R\x03pid\"\x1f\n" +
+	"\aFailure\x12\x14\n" +
+	"\x05class\x18\x01 \x01(\tR\x05class2\xf4\x03\n" +
 	"\aControl\x12M\n" +
 	"\x05Mount\x12\".shardwell.control.v1.MountRequest\x1a .shardwell.control.v1.MountReply\x12P\n" +
 	"\x06Umount\x12#.shardwell.control.v1.UmountRequest\x1a!.shardwell.control.v1.UmountReply\x12P\n" +
@@ -697,7 +745,7 @@ func file_control_proto_rawDescGZIP() []byte {
 	return file_control_proto_rawDescData
 }
 
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_control_proto_goTypes = []any{
 	(*MountRequest)(nil),   // 0: shardwell.control.v1.MountRequest
 	(*MountReply)(nil),     // 1: shardwell.control.v1.MountReply
@@ -712,12 +760,13 @@ var file_control_proto_goTypes = []any{
 	(*Entry)(nil),          // 10: shardwell.control.v1.Entry
 	(*VersionRequest)(nil), // 11: shardwell.control.v1.VersionRequest
 	(*VersionReply)(nil),   // 12: shardwell.control.v1.VersionReply
-	nil,                    // 13: shardwell.control.v1.MountRequest.OptionsEntry
-	nil,                    // 14: shardwell.control.v1.ListRequest.OptionsEntry
+	(*Failure)(nil),        // 13: shardwell.control.v1.Failure
+	nil,                    // 14: shardwell.control.v1.MountRequest.OptionsEntry
+	nil,                    // 15: shardwell.control.v1.ListRequest.OptionsEntry
 }
 var file_control_proto_depIdxs = []int32{
-	13, // 0: shardwell.control.v1.MountRequest.options:type_name -> shardwell.control.v1.MountRequest.OptionsEntry
-	14, // 1: shardwell.control.v1.ListRequest.options:type_name -> shardwell.control.v1.ListRequest.OptionsEntry
+	14, // 0: shardwell.control.v1.MountRequest.options:type_name -> shardwell.control.v1.MountRequest.OptionsEntry
+	15, // 1: shardwell.control.v1.ListRequest.options:type_name -> shardwell.control.v1.ListRequest.OptionsEntry
 	10, // 2: shardwell.control.v1.ListReply.entries:type_name -> shardwell.control.v1.Entry
 	0,  // 3: shardwell.control.v1.Control.Mount:input_type -> shardwell.control.v1.MountRequest
 	2,  // 4: shardwell.control.v1.Control.Umount:input_type -> shardwell.control.v1.UmountRequest
@@ -749,7 +798,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,0 +1,200 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/shardwell/shardwell/internal/control/controlpb"
+)
+
+// Limits of the socket.
+const (
+	maxRequestBytes      = 1 << 20 // options of a mount
+	maxConcurrentStreams = 64      // of one connection
+	maxReplyEntries      = 256     // of a listing, in one message
+	stopTimeout          = 3 * time.Second
+)
+
+// Server answers on the control socket for one node.
+type Server struct {
+	node    Node
+	version string
+	log     *slog.Logger
+}
+
+// NewServer returns a server for node. version is what [Client.Version] gets to
+// see. A nil log discards.
+func NewServer(node Node, version string, log *slog.Logger) *Server {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &Server{node: node, version: version, log: log}
+}
+
+// Run serves on a listener made by [Listen] until ctx ends or the listener
+// fails, and closes it. It returns nil when ctx ended; requests that are
+// then at work have stopTimeout to end.
+func (s *Server) Run(ctx context.Context, l net.Listener) error {
+	g := grpc.NewServer(
+		grpc.Creds(peerCredentials{}),
+		grpc.MaxRecvMsgSize(maxRequestBytes),
+		grpc.MaxConcurrentStreams(maxConcurrentStreams),
+		grpc.WaitForHandlers(true),
+	)
+	controlpb.RegisterControlServer(g, &handlers{server: s})
+	served := make(chan error, 1)
+	go func() { served <- g.Serve(l) }()
+	select {
+	case err := <-served:
+		g.Stop()
+		return fmt.Errorf("control socket %s: %w", l.Addr(), err)
+	case <-ctx.Done():
+	}
+	cut := time.AfterFunc(stopTimeout, g.Stop)
+	g.GracefulStop()
+	cut.Stop()
+	<-served
+	return nil
+}
+
+// handlers are the methods of the wire, kept off the exported [Server].
+type handlers struct {
+	controlpb.UnimplementedControlServer
+	server *Server
+}
+
+// admit decides whether the caller may do something, and logs what it asks.
+func (h *handlers) admit(ctx context.Context, op Operation, object string) (Caller, error) {
+	caller, ok := callerFrom(ctx)
+	if !ok {
+		return caller, toWire(refusal("the caller is not known"))
+	}
+	err := Authorize(caller, uint32(os.Geteuid()), op)
+	if err != nil {
+		h.server.log.Warn("control: refused", "op", op, "object", object, "uid", caller.UID, "pid", caller.PID)
+		return caller, toWire(err)
+	}
+	h.server.log.Debug("control", "op", op, "object", object, "uid", caller.UID, "pid", caller.PID)
+	return caller, nil
+}
+
+func (h *handlers) Mount(ctx context.Context, in *controlpb.MountRequest) (*controlpb.MountReply, error) {
+	caller, err := h.admit(ctx, OpMount, in.GetDir())
+	if err != nil {
+		return nil, err
+	}
+	if err := checkDir(in.GetDir()); err != nil {
+		return nil, toWire(err)
+	}
+	reply, err := h.server.node.Mount(ctx, MountRequest{URI: in.GetUri(), Dir: in.GetDir(), Options: in.GetOptions(), Caller: caller})
+	if err != nil {
+		return nil, toWire(err)
+	}
+	return &controlpb.MountReply{Source: reply.Source, Existing: reply.Existing}, nil
+}
+
+func (h *handlers) Umount(ctx context.Context, in *controlpb.UmountRequest) (*controlpb.UmountReply, error) {
+	if _, err := h.admit(ctx, OpUmount, in.GetDir()); err != nil {
+		return nil, err
+	}
+	if err := checkDir(in.GetDir()); err != nil {
+		return nil, toWire(err)
+	}
+	if err := h.server.node.Umount(ctx, in.GetDir()); err != nil {
+		return nil, toWire(err)
+	}
+	return &controlpb.UmountReply{}, nil
+}
+
+func (h *handlers) Status(ctx context.Context, _ *controlpb.StatusRequest) (*controlpb.StatusReply, error) {
+	if _, err := h.admit(ctx, OpStatus, ""); err != nil {
+		return nil, err
+	}
+	st, err := h.server.node.Status(ctx)
+	if err != nil {
+		return nil, toWire(err)
+	}
+	doc, err := json.Marshal(st.normal())
+	if err != nil {
+		return nil, toWire(fmt.Errorf("encode status: %w", err))
+	}
+	return &controlpb.StatusReply{Json: doc}, nil
+}
+
+func (h *handlers) Refresh(ctx context.Context, in *controlpb.RefreshRequest) (*controlpb.RefreshReply, error) {
+	if _, err := h.admit(ctx, OpRefresh, in.GetUri()); err != nil {
+		return nil, err
+	}
+	n, err := h.server.node.Refresh(ctx, in.GetUri())
+	if err != nil {
+		return nil, toWire(err)
+	}
+	return &controlpb.RefreshReply{Forgotten: int64(n)}, nil
+}
+
+func (h *handlers) List(in *controlpb.ListRequest, out grpc.ServerStreamingServer[controlpb.ListReply]) error {
+	caller, err := h.admit(out.Context(), OpList, in.GetUri())
+	if err != nil {
+		return err
+	}
+	batch := make([]*controlpb.Entry, 0, maxReplyEntries)
+	flush := func() error {
+		if len(batch) == 0 {
+			return nil
+		}
+		err := out.Send(&controlpb.ListReply{Entries: batch})
+		batch = make([]*controlpb.Entry, 0, maxReplyEntries) // the old one may still be on its way
+		return err
+	}
+	req := ListRequest{URI: in.GetUri(), Options: in.GetOptions(), Caller: caller}
+	err = h.server.node.List(out.Context(), req, func(e Entry) error {
+		batch = append(batch, entryToWire(e))
+		if len(batch) < maxReplyEntries {
+			return nil
+		}
+		return flush()
+	})
+	if flushErr := flush(); err == nil {
+		err = flushErr
+	}
+	return toWire(err)
+}
+
+func (h *handlers) Version(ctx context.Context, _ *controlpb.VersionRequest) (*controlpb.VersionReply, error) {
+	if _, err := h.admit(ctx, OpVersion, ""); err != nil {
+		return nil, err
+	}
+	return &controlpb.VersionReply{Version: h.server.version, Pid: int64(os.Getpid())}, nil
+}
+
+// checkDir refuses what a client of ours does not send.
+func checkDir(dir string) error {
+	if !filepath.IsAbs(dir) || filepath.Clean(dir) != dir {
+		return &classed{text: fmt.Sprintf("%q is not a clean absolute path", dir), class: ErrUsage}
+	}
+	return nil
+}
+
+func entryToWire(e Entry) *controlpb.Entry {
+	w := &controlpb.Entry{Name: []byte(e.Name), Size: e.Size, Etag: e.ETag}
+	if !e.ModTime.IsZero() {
+		w.ModTimeNs = e.ModTime.UnixNano()
+	}
+	return w
+}
+
+func entryFromWire(w *controlpb.Entry) Entry {
+	e := Entry{Name: string(w.GetName()), Size: w.GetSize(), ETag: w.GetEtag()}
+	if w.GetModTimeNs() != 0 {
+		e.ModTime = time.Unix(0, w.GetModTimeNs())
+	}
+	return e
+}
