@@ -113,4 +113,3 @@ func unwrapPath(err error) error {
 	}
 	return err
 }
-
