@@ -1,0 +1,153 @@
+package member
+
+import (
+	"context"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"strconv"
+	"time"
+)
+
+// How seeds are asked.
+const (
+	seedContacts     = 3                // addresses asked at one time, at random: each costs a full exchange of states
+	seedInterval     = 15 * time.Second // between looks at the names, ± half: a healed split is one ring within a minute
+	seedFirstRetry   = 500 * time.Millisecond
+	seedFirstTimeout = 5 * time.Second // then a node that reaches nobody takes itself for alone
+	lookupTimeout    = 5 * time.Second
+	maxSeedAddresses = 20_000 // of all names together
+)
+
+// seedLoop asks the seeds until ctx ends: at once, and then whenever there is an address that is
+// no member's. It closes asked when a seed has answered or it is time to go on without.
+func (g *Group) seedLoop(ctx context.Context, asked chan<- struct{}) {
+	giveUp := time.Now().Add(seedFirstTimeout)
+	retry := seedFirstRetry
+	for waiting := true; ; {
+		contacted, missing := g.askSeeds(ctx)
+		wait := seedInterval/2 + rand.N(seedInterval)
+		if waiting {
+			if contacted > 0 || missing == 0 || time.Now().After(giveUp) {
+				close(asked)
+				waiting = false
+			} else {
+				wait = min(retry/2+rand.N(retry), max(0, time.Until(giveUp))+time.Millisecond)
+				retry *= 2
+			}
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			if waiting {
+				close(asked)
+			}
+			return
+		case <-t.C:
+		}
+	}
+}
+
+// askSeeds exchanges states with some addresses that are no member's. It returns how many
+// answered, and how many there were to choose from.
+func (g *Group) askSeeds(ctx context.Context) (contacted, missing int) {
+	addrs := g.missing(ctx)
+	missing = len(addrs)
+	rand.Shuffle(missing, func(i, j int) { addrs[i], addrs[j] = addrs[j], addrs[i] })
+	for _, a := range addrs[:min(missing, seedContacts)] {
+		if ctx.Err() != nil {
+			return contacted, missing
+		}
+		if _, err := g.list.Join([]string{a.String()}); err != nil {
+			g.stats.SeedFailures.Add(1)
+			g.cfg.Logger.Debug("membership: ask a seed", "address", a.String(), "error", err)
+			continue
+		}
+		g.stats.SeedContacts.Add(1)
+		contacted++
+	}
+	return contacted, missing
+}
+
+// missing returns the addresses of seeds, and of members that stopped answering, at which
+// no member is known to live.
+func (g *Group) missing(ctx context.Context) []netip.AddrPort {
+	known := map[netip.AddrPort]bool{g.self: true}
+	var lost []netip.AddrPort
+	for _, m := range g.Members() {
+		if m.State == Down {
+			lost = append(lost, m.Addr)
+		} else {
+			known[m.Addr] = true
+		}
+	}
+	var list []netip.AddrPort
+	for _, a := range append(g.resolveSeeds(ctx), lost...) {
+		if !known[a] {
+			known[a] = true
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
+// resolveSeeds returns the addresses of all names to join.
+func (g *Group) resolveSeeds(ctx context.Context) []netip.AddrPort {
+	var list []netip.AddrPort
+	for _, name := range g.cfg.Join {
+		addrs, err := g.resolve(ctx, name)
+		if err != nil {
+			if ctx.Err() == nil {
+				g.stats.SeedFailures.Add(1)
+				g.cfg.Logger.Warn("membership: resolve a name to join", "name", name, "error", err)
+			}
+			continue
+		}
+		list = append(list, addrs...)
+	}
+	return list[:min(len(list), maxSeedAddresses)]
+}
+
+// resolve returns the addresses of one name, which may be an address and may have a port.
+func (g *Group) resolve(ctx context.Context, name string) ([]netip.AddrPort, error) {
+	if ap, err := netip.ParseAddrPort(name); err == nil {
+		return []netip.AddrPort{netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())}, nil
+	}
+	host, port := name, g.defaultPort()
+	if h, p, err := net.SplitHostPort(name); err == nil {
+		n, err := strconv.ParseUint(p, 10, 16)
+		if err != nil || n == 0 {
+			return nil, &net.AddrError{Err: "not a port number", Addr: p}
+		}
+		host, port = h, uint16(n)
+	}
+	if a, err := netip.ParseAddr(host); err == nil {
+		return []netip.AddrPort{netip.AddrPortFrom(a.Unmap(), port)}, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	var resolver Resolver = net.DefaultResolver
+	if g.cfg.Resolver != nil {
+		resolver = g.cfg.Resolver
+	}
+	hosts, err := resolver.LookupHost(ctx, host)
+	if err != nil {
+		return nil, err
+	}
+	var list []netip.AddrPort
+	for _, h := range hosts {
+		if a, err := netip.ParseAddr(h); err == nil {
+			list = append(list, netip.AddrPortFrom(a.Unmap(), port))
+		}
+	}
+	return list, nil
+}
+
+// defaultPort is the port of seeds that were given without one.
+func (g *Group) defaultPort() uint16 {
+	if g.cfg.BindPort != 0 {
+		return uint16(g.cfg.BindPort)
+	}
+	return DefaultBindPort
+}

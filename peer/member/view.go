@@ -1,0 +1,333 @@
+package member
+
+import (
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Limits and times of a view.
+const (
+	// A member that went down flapDowns times within flapWindow is shown as restarting
+	// until it has stayed for flapSettle: nobody waits for one that comes and goes.
+	flapDowns  = 3
+	flapWindow = time.Minute
+	flapSettle = 10 * time.Second
+
+	// duplicateAfter is how long two processes with one ring id must live side by side to be reported. A
+	// killed member that came back elsewhere overlaps with its former self until that is
+	// found dead, which takes memberlist up to 72 s at 1,000 members.
+	duplicateAfter = 90 * time.Second
+
+	maxRefusals  = 64               // refused nodes remembered
+	refusalAge   = 10 * time.Minute // how long a refusal is remembered, and repeated in the log at most once
+	maxPlaces    = 100_000          // ring ids known, absent ones included
+	maxPerPlace  = 16               // processes with one ring id
+	nameMaxBytes = 255 + 9
+)
+
+// nameSeparator stands between a node's name and the random part that each process adds.
+const nameSeparator = "#"
+
+// displayName returns a memberlist name without its random part.
+func displayName(name string) string {
+	if i := strings.LastIndex(name, nameSeparator); i > 0 {
+		return name[:i]
+	}
+	return name
+}
+
+// process is one process that was heard of.
+type process struct {
+	name  string // in memberlist
+	addr  netip.AddrPort
+	rec   Record
+	since time.Time // when it joined
+}
+
+// place is what is known of one ring id.
+type place struct {
+	live      []process // those that answer: one, but for restarts and mistakes
+	last      process   // the latest process, also when it lives no more
+	downSince time.Time // when live became empty
+	downs     []time.Time
+	reported  bool // its duplicate is in the log
+}
+
+// view collects what gossip tells and says what it means at a given time.
+type view struct {
+	grace   time.Duration
+	stats   *Stats
+	log     *slog.Logger
+	changed chan struct{} // has one element when something has changed since it was read
+
+	mu       sync.Mutex
+	closed   bool // gossip is not heard any more
+	own      Record
+	selfName string // in memberlist
+	places   map[string]*place
+	refused  map[string]*refusal // by memberlist name
+}
+
+// refusal is a Refusal and when it was in the log.
+type refusal struct {
+	Refusal
+	logged time.Time
+}
+
+func newView(own Record, selfName string, grace time.Duration, stats *Stats, log *slog.Logger) *view {
+	return &view{
+		own: own, selfName: selfName, grace: grace, stats: stats, log: log,
+		changed: make(chan struct{}, 1),
+		places:  make(map[string]*place),
+		refused: make(map[string]*refusal),
+	}
+}
+
+// close makes the view deaf: memberlist may still call for a while after its end.
+func (v *view) close() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.closed = true
+}
+
+func (v *view) signal() {
+	select {
+	case v.changed <- struct{}{}:
+	default:
+	}
+}
+
+// up notes that a process lives, or what it tells of itself now.
+func (v *view) up(p process) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.closed {
+		return
+	}
+	pl := v.places[p.rec.ID]
+	if pl == nil {
+		if len(v.places) >= maxPlaces {
+			return
+		}
+		pl = &place{}
+		v.places[p.rec.ID] = pl
+	}
+	delete(v.refused, p.name)
+	i := slices.IndexFunc(pl.live, func(q process) bool { return q.name == p.name })
+	switch {
+	case i >= 0:
+		p.since = pl.live[i].since
+		pl.live[i] = p
+	case len(pl.live) >= maxPerPlace:
+		return
+	default:
+		pl.live = append(pl.live, p)
+		if p.name != v.selfName {
+			v.stats.Joins.Add(1)
+			logMember(v.log, slog.LevelInfo, "member joined", p.name, p.addr, "id", p.rec.ID, "zone", p.rec.Zone, "rack", p.rec.Rack)
+		}
+	}
+	if !p.before(pl.last) {
+		pl.last = p
+	}
+	v.signal()
+}
+
+// before reports whether p yields to q, of the same ring id.
+func (p process) before(q process) bool {
+	if p.rec.Start != q.rec.Start {
+		return p.rec.Start < q.rec.Start
+	}
+	return p.name < q.name
+}
+
+// down notes that a process stopped or does not answer.
+func (v *view) down(p process, now time.Time) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	pl := v.places[p.rec.ID]
+	if v.closed || pl == nil {
+		return
+	}
+	i := slices.IndexFunc(pl.live, func(q process) bool { return q.name == p.name })
+	if i < 0 {
+		return
+	}
+	pl.live = slices.Delete(pl.live, i, i+1)
+	if p.name == pl.last.name {
+		pl.last.rec = p.rec
+	}
+	v.stats.Leaves.Add(1)
+	what := "member stopped answering"
+	if p.rec.Restarting || p.rec.Leaving {
+		what = "member stopped"
+	}
+	logMember(v.log, slog.LevelInfo, what, p.name, p.addr, "id", p.rec.ID, "leaves for good", p.rec.Leaving)
+	if len(pl.live) == 0 {
+		pl.downSince = now
+		pl.downs = append(pl.downs, now)
+		pl.downs = pl.downs[max(0, len(pl.downs)-flapDowns):]
+	}
+	v.signal()
+}
+
+// refuse notes that a process may not be a member, and why.
+func (v *view) refuse(name string, addr netip.AddrPort, reason string, now time.Time) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.closed {
+		return
+	}
+	v.stats.Refusals.Add(1)
+	r := v.refused[name]
+	if r == nil {
+		v.forgetRefusals(now)
+		if len(v.refused) >= maxRefusals {
+			return
+		}
+		r = &refusal{}
+		v.refused[name] = r
+	}
+	again := now.Sub(r.logged) < refusalAge && r.Reason == reason
+	r.Refusal = Refusal{Name: displayName(name), Addr: addr, Reason: reason, Last: now}
+	if !again {
+		r.logged = now
+		logMember(v.log, slog.LevelError, "member refused", name, addr, "reason", reason)
+	}
+}
+
+func (v *view) forgetRefusals(now time.Time) {
+	for name, r := range v.refused {
+		if now.Sub(r.Last) > refusalAge {
+			delete(v.refused, name)
+		}
+	}
+}
+
+// refusals returns the processes refused lately and the ring ids that are in use twice.
+func (v *view) refusals(now time.Time) []Refusal {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.forgetRefusals(now)
+	var list []Refusal
+	for _, r := range v.refused {
+		list = append(list, r.Refusal)
+	}
+	for id, pl := range v.places {
+		for _, p := range pl.live {
+			if pl.reported && p.name != pl.last.name {
+				list = append(list, Refusal{Name: displayName(p.name), Addr: p.addr, Last: now,
+					Reason: duplicateReason(id, pl.last)})
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b Refusal) int {
+		if c := strings.Compare(a.Name, b.Name); c != 0 {
+			return c
+		}
+		return a.Addr.Compare(b.Addr)
+	})
+	return list
+}
+
+func duplicateReason(id string, holder process) string {
+	return "ring id " + id + " is also that of " + displayName(holder.name) + " at " + holder.addr.String() +
+		": was a cache directory copied? Remove the file node-id from one of them"
+}
+
+// snapshot returns the members as of now, sorted by ID, and when they will
+// change by themselves; zero means not.
+func (v *view) snapshot(now time.Time) ([]Member, time.Time) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	var next time.Time
+	sooner := func(t time.Time) {
+		if t.After(now) && (next.IsZero() || t.Before(next)) {
+			next = t
+		}
+	}
+	list := make([]Member, 0, len(v.places))
+	for id, pl := range v.places {
+		m := pl.last.member(v.selfName)
+		if len(pl.live) == 0 {
+			end := pl.downSince.Add(v.grace)
+			if !now.Before(end) {
+				delete(v.places, id)
+				continue
+			}
+			sooner(end)
+			if pl.last.rec.Leaving {
+				continue // its place is kept as known to be empty, until nobody can speak of it any more
+			}
+			m.State = Down
+			if pl.last.rec.Restarting {
+				m.State = Restarting
+			}
+			list = append(list, m)
+			continue
+		}
+		if pl.last.rec.Restarting {
+			m.State = Restarting
+		}
+		if steady := pl.steadyAt(); now.Before(steady) && !m.Self {
+			m.State = Restarting
+			sooner(steady)
+		}
+		sooner(v.checkDuplicate(id, pl, now))
+		list = append(list, m)
+	}
+	slices.SortFunc(list, func(a, b Member) int { return strings.Compare(a.ID, b.ID) })
+	return list, next
+}
+
+// steadyAt returns until when a place that lives is not to be relied on.
+func (pl *place) steadyAt() time.Time {
+	up := pl.last.since
+	if len(pl.downs) < flapDowns || up.Sub(pl.downs[0]) > flapWindow {
+		return time.Time{}
+	}
+	return up.Add(flapSettle)
+}
+
+// checkDuplicate reports, once, a ring id that two processes have had for long. It
+// returns when to look again.
+func (v *view) checkDuplicate(id string, pl *place, now time.Time) time.Time {
+	if len(pl.live) < 2 {
+		pl.reported = false
+		return time.Time{}
+	}
+	if pl.reported {
+		return time.Time{}
+	}
+	var latest time.Time
+	for _, p := range pl.live {
+		if p.since.After(latest) {
+			latest = p.since
+		}
+	}
+	if end := latest.Add(duplicateAfter); now.Before(end) {
+		return end
+	}
+	pl.reported = true
+	v.stats.Duplicates.Add(1)
+	for _, p := range pl.live {
+		if p.name != pl.last.name {
+			logMember(v.log, slog.LevelError, "ring id in use twice", p.name, p.addr, "reason", duplicateReason(id, pl.last))
+		}
+	}
+	return time.Time{}
+}
+
+// member returns p as others see it, in state Alive.
+func (p process) member(selfName string) Member {
+	return Member{
+		ID: p.rec.ID, Name: displayName(p.name),
+		Addr: p.addr, PeerAddr: netip.AddrPortFrom(p.addr.Addr(), p.rec.PeerPort),
+		Zone: p.rec.Zone, Rack: p.rec.Rack, Weight: int(p.rec.Weight),
+		NoOwner: p.rec.NoOwner, Draining: p.rec.Leaving, Self: p.name == selfName,
+	}
+}
