@@ -190,7 +190,9 @@ type Setting struct {
 	Key    string // in YAML
 	Values []string
 	List   bool
-	Source Source
+	// NodeOnly says that neither a mount nor a command that talks to a node may set it.
+	NodeOnly bool
+	Source   Source
 }
 
 // Settings returns all options in their order, secrets masked.
@@ -201,7 +203,10 @@ func (r Resolved) Settings() []Setting {
 		for i := range values {
 			values[i] = f.masked(values[i])
 		}
-		out = append(out, Setting{Name: f.name, Key: f.key(), Values: values, List: f.isList(), Source: r.Source(f.name)})
+		out = append(out, Setting{
+			Name: f.name, Key: f.key(), Values: values, List: f.isList(),
+			NodeOnly: !f.in(ScopeOrigin, ScopeMount, ScopeClient), Source: r.Source(f.name),
+		})
 	}
 	return out
 }

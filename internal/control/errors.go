@@ -2,7 +2,9 @@ package control
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
+	"net"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -15,6 +17,10 @@ import (
 // ErrUsage says that what the caller asked for makes no sense as it was
 // written: an option that does not exist, a URI that is none.
 var ErrUsage = errors.New("bad usage")
+
+// ErrUnreachable says that the origin cannot be talked to: its name is not known, nothing
+// listens, or its certificate is not trusted.
+var ErrUnreachable = errors.New("origin cannot be reached")
 
 // classes are the errors that keep their meaning across the socket. Their
 // names are on the wire; the first that fits is taken.
@@ -33,8 +39,36 @@ var classes = [...]struct {
 	{"throttled", objstore.ErrThrottled, codes.ResourceExhausted},
 	{"clock_skew", objstore.ErrClockSkew, codes.FailedPrecondition},
 	{"invalid", objstore.ErrInvalid, codes.InvalidArgument},
+	{"unreachable", ErrUnreachable, codes.Unavailable},
 	{"canceled", context.Canceled, codes.Canceled},
 	{"deadline", context.DeadlineExceeded, codes.DeadlineExceeded},
+}
+
+// Classify returns the error of the table above that err is one of, by errors.Is
+// or because it comes from the network on the way to the origin; nil for none.
+func Classify(err error) error {
+	if i := classOf(err); i >= 0 {
+		return classes[i].err
+	}
+	return nil
+}
+
+// classOf returns an index into classes, or -1.
+func classOf(err error) int {
+	var dns *net.DNSError
+	var dial *net.OpError
+	var cert *tls.CertificateVerificationError
+	var notTLS tls.RecordHeaderError
+	for i, c := range classes {
+		switch {
+		case errors.Is(err, c.err):
+			return i
+		case c.err != ErrUnreachable:
+		case errors.As(err, &dns), errors.As(err, &dial) && dial.Op == "dial", errors.As(err, &cert), errors.As(err, &notTLS):
+			return i
+		}
+	}
+	return -1
 }
 
 // toWire is the one place where errors of a node become those of gRPC.
@@ -46,10 +80,8 @@ func toWire(err error) error {
 	if errors.As(err, &usage) {
 		err = &classed{text: err.Error(), class: ErrUsage}
 	}
-	for _, c := range classes {
-		if !errors.Is(err, c.err) {
-			continue
-		}
+	if i := classOf(err); i >= 0 {
+		c := classes[i]
 		st, detailErr := status.New(c.code, err.Error()).WithDetails(&controlpb.Failure{Class: c.name})
 		if detailErr != nil { // the detail cannot be encoded: its text still helps
 			return status.Error(c.code, err.Error())
