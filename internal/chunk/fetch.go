@@ -3,6 +3,7 @@ package chunk
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 )
 
 // Block is one checked block on its way through the node.
@@ -35,6 +36,34 @@ type Request struct {
 
 	// Background marks prefetch, which yields to readers.
 	Background bool
+
+	// Source, unless nil, is where a Fetcher that asks members notes which one it
+	// asks at the moment: [Source.Set] before the question goes out.
+	Source *Source
+}
+
+// Source is the ring id of the member from which a node is receiving blocks
+// right now. With it the node knows for whom it is no source (see
+// [Request.From]), from before the first block on. A nil Source takes notes and
+// forgets them. It is safe for concurrent use.
+type Source struct{ member atomic.Pointer[string] }
+
+// Set notes that member is asked from now on, or nobody if it is "".
+func (s *Source) Set(member string) {
+	if s != nil {
+		s.member.Store(&member)
+	}
+}
+
+// Member returns what was noted last, "" at first.
+func (s *Source) Member() string {
+	if s == nil {
+		return ""
+	}
+	if m := s.member.Load(); m != nil {
+		return *m
+	}
+	return ""
 }
 
 // MaxHops is how often a request may be passed on: reader's node to owner, and
