@@ -1,0 +1,208 @@
+// Package cache is the read path of one node: its own tiers, then its peers,
+// then the origin.
+//
+// The life of a read. [File.ReadAt] takes the blocks it needs from memory and
+// from the disk tier. For those that are missing it joins the flight of their
+// chunk: one a chunk and node, which knows every block that is on its way and
+// everybody who waits for it. A block that nobody fetches yet is fetched by a
+// call of the flight, first from [Config.Peers]; when these answer
+// [chunk.ErrNotHeld] this node is the one to ask [Config.Origin]. A block that
+// lands is put into the disk tier, then copied to each reader and lent to each
+// peer that waits ([Cache.Lend]), all in the order in which blocks arrive. A
+// block that the disk does not admit stays in memory while there is room, and
+// streams through to those who wait when there is none.
+//
+// It promises: right bytes or an error, never a short read before the end; every
+// block is fetched once however many ask, here or from peers; what an upstream
+// delivered before it failed is kept and only the rest asked again; a failure
+// of the disk costs a hit, never a read; one buffer of the arena is enough for
+// progress. Errors keep their class (objstore.ErrChanged and its siblings).
+//
+// It leaves to others: who owns a chunk and which peer to ask (package peer),
+// what to prefetch (fuse/prefetch), what to evict (cache/disk), names (cache/meta).
+//
+// Parts: cache/mem, the arena. Implementations: cache/disk, a [Tier]. cache/meta stands beside it.
+//
+// Lock order: flight.mu, then object.mu, then Cache.mu. No I/O under any of them.
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/shardwell/shardwell/cache/mem"
+	"github.com/shardwell/shardwell/internal/chunk"
+)
+
+// Defaults of a [Config].
+const (
+	DefaultReadBudget    = 60 * time.Second
+	DefaultPeerFirst     = 10 * time.Second
+	DefaultPeerStall     = 2 * time.Second
+	DefaultOriginStall   = 30 * time.Second
+	DefaultLinger        = time.Second
+	DefaultMaxFetches    = 256 // calls to upstreams; each holds at most one buffer
+	DefaultMaxPrefetches = 32  // of these and of those queued; 256 MiB of chunks ahead
+)
+
+// Config is what a [Cache] stands on. Peers, Disk and Owned may be nil.
+type Config struct {
+	Geometry chunk.Geometry
+	Disk     Tier       // nil: blocks are kept in memory only
+	Arena    *mem.Arena // its buffers hold a block at least
+	Peers    chunk.Fetcher
+	Origin   chunk.Fetcher
+
+	// Owned reports whether this node is the owner of the request's span. An
+	// owner's flight asks peers only for what they hold, so any peer may wait for it.
+	Owned func(chunk.Request) bool
+
+	// MemoryBlocks is how many buffers of the arena may hold blocks for later
+	// readers; the rest is for blocks in transit, at least one. Default and
+	// maximum: half of the arena. Negative keeps none.
+	MemoryBlocks int
+
+	ReadBudget  time.Duration // how long a block may fail before its readers get the error
+	PeerFirst   time.Duration // to the first block from peers, their retries included
+	PeerStall   time.Duration // between blocks from peers
+	OriginStall time.Duration // between blocks from the origin, and to the first
+	Linger      time.Duration // how long a fetch goes on after the last who wanted it was interrupted
+
+	MaxFetches          int // at once, for the node
+	MaxFetchesPerBucket int // at once, so that one slow bucket leaves room; default 3/4 of MaxFetches
+	MaxPrefetches       int // at once, running or queued; more are dropped
+
+	Logger *slog.Logger
+	Trace  func(Event) // for tests; called while others wait
+}
+
+func (c *Config) setDefaults() {
+	for _, d := range []struct {
+		field *time.Duration
+		value time.Duration
+	}{
+		{&c.ReadBudget, DefaultReadBudget}, {&c.PeerFirst, DefaultPeerFirst}, {&c.PeerStall, DefaultPeerStall},
+		{&c.OriginStall, DefaultOriginStall}, {&c.Linger, DefaultLinger},
+	} {
+		if *d.field <= 0 {
+			*d.field = d.value
+		}
+	}
+	half := c.Arena.Buffers() / 2
+	if c.MemoryBlocks == 0 || c.MemoryBlocks > half {
+		c.MemoryBlocks = half
+	}
+	if c.MaxFetches <= 0 {
+		c.MaxFetches = DefaultMaxFetches
+	}
+	if c.MaxFetchesPerBucket <= 0 {
+		c.MaxFetchesPerBucket = max(1, c.MaxFetches*3/4)
+	}
+	if c.MaxPrefetches <= 0 {
+		c.MaxPrefetches = DefaultMaxPrefetches
+	}
+	if c.Owned == nil {
+		c.Owned = func(chunk.Request) bool { return c.Peers == nil }
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+// ErrClosed says that the cache was closed.
+var ErrClosed = errors.New("cache is closed")
+
+// Cache is the read path of one node. Its methods are safe for concurrent use.
+type Cache struct {
+	cfg   Config
+	pages *pages
+	slots *slots
+	stats Stats
+
+	ctx    context.Context // of all calls; ends with Close
+	cancel context.CancelCauseFunc
+	calls  sync.WaitGroup
+
+	waiters sync.Pool // of *waiter; not global, since their channels belong to one synctest bubble
+
+	mu      sync.Mutex
+	closed  bool
+	objects map[chunk.ObjectID]*object // those in use; refs > 0
+}
+
+var _ chunk.Lender = (*Cache)(nil)
+
+// New returns a cache. Close it, or let [Cache.Run] do so.
+func New(cfg Config) (*Cache, error) {
+	if err := cfg.Geometry.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.Arena == nil || cfg.Origin == nil {
+		return nil, errors.New("cache: an arena and an origin are needed")
+	}
+	if int64(cfg.Arena.BufBytes()) < cfg.Geometry.BlockBytes {
+		return nil, fmt.Errorf("cache: the arena's buffers of %d bytes do not hold a block of %d", cfg.Arena.BufBytes(), cfg.Geometry.BlockBytes)
+	}
+	cfg.setDefaults()
+	c := &Cache{cfg: cfg, objects: make(map[chunk.ObjectID]*object)}
+	c.pages = newPages(cfg.Arena, cfg.MemoryBlocks, &c.stats.MemoryBlocks)
+	c.slots = newSlots(cfg.MaxFetches, cfg.MaxFetchesPerBucket, cfg.MaxPrefetches)
+	c.ctx, c.cancel = context.WithCancelCause(context.Background())
+	return c, nil
+}
+
+// Run waits until ctx ends, then closes the cache.
+func (c *Cache) Run(ctx context.Context) error {
+	<-ctx.Done()
+	c.Close()
+	return nil
+}
+
+// Close ends all fetches and waits for them; who waits for a block gets
+// [ErrClosed]. Files may be closed afterwards.
+func (c *Cache) Close() {
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+	c.cancel(ErrClosed)
+	c.calls.Wait()
+	c.pages.close()
+}
+
+// Stats returns the counters, which go on counting.
+func (c *Cache) Stats() *Stats { return &c.stats }
+
+// Open opens an object for readers. It does no I/O beyond the look-up in the disk
+// tier; a tier that fails is done without.
+func (c *Cache) Open(obj chunk.Object) (*File, error) {
+	if obj.Size < 0 || obj.Size > chunk.MaxObjectBytes {
+		return nil, fmt.Errorf("open %s: size %d is out of range", obj.URI(), obj.Size)
+	}
+	o, err := c.acquire(obj, obj.ID())
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", obj.URI(), err)
+	}
+	return &File{c: c, obj: o}, nil
+}
+
+// Suspect implements [chunk.Lender].
+func (c *Cache) Suspect(id chunk.ObjectID, block uint32) {
+	c.pages.drop(pageKey{id, block})
+	if c.cfg.Disk == nil {
+		return
+	}
+	f, err := c.cfg.Disk.Find(id)
+	if err != nil {
+		return // nothing there that could be damaged
+	}
+	defer f.Release()
+	had := f.Has(block)
+	f.Suspect(block)
+	if had && !f.Has(block) {
+		c.stats.CorruptBlocks.Add(1)
+	}
+}

@@ -1,0 +1,173 @@
+package cache
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"sync/atomic"
+
+	"github.com/shardwell/shardwell/internal/chunk"
+)
+
+// File is an open object version. Its methods are safe for concurrent use; none
+// but Close may be under way or begin once Close is called.
+type File struct {
+	c      *Cache
+	obj    *object
+	closed atomic.Bool
+
+	// Where the last read ended, and how many bytes were read in a row up to
+	// there. Races between readers cost a guess, no more.
+	next, streak atomic.Int64
+}
+
+// Object returns the version that the file reads.
+func (f *File) Object() chunk.Object { return f.obj.Object }
+
+// ReadAt fills p with the bytes from off on, or returns an error; it reads less
+// than len(p) only at the end of the object, with [io.EOF]. When ctx ends, the
+// reader was interrupted: ReadAt returns at once and what it caused to be fetched
+// goes on for others, or ends if there are none. The error has a class of
+// objstore or is what happened last before the read budget ended.
+func (f *File) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	return f.read(ctx, read{off: off, n: len(p), p: p})
+}
+
+// ReadLate is ReadAt for n bytes into the buffer that take returns (of at least n
+// bytes). It waits for the bytes before it takes the buffer, unless there is no
+// other place for them. It calls take at most once, from the calling goroutine;
+// an error of take ends the read.
+func (f *File) ReadLate(ctx context.Context, off int64, n int, take func() ([]byte, error)) (int, error) {
+	return f.read(ctx, read{off: off, n: n, take: take})
+}
+
+func (f *File) read(ctx context.Context, r read) (int, error) {
+	if r.off < 0 || r.n < 0 {
+		return 0, fmt.Errorf("read %s: offset %d, length %d: must not be negative", f.obj.URI(), r.off, r.n)
+	}
+	if r.off >= f.obj.Size {
+		return 0, io.EOF
+	}
+	var end error
+	if left := f.obj.Size - r.off; int64(r.n) > left {
+		r.n, end = int(left), io.EOF
+	}
+	if r.n == 0 {
+		return 0, end
+	}
+	r.f, r.extend = f, f.guess(r.off, r.n)
+	if r.p != nil {
+		r.p = r.p[:r.n]
+	}
+	if err := r.all(ctx); err != nil {
+		return 0, err
+	}
+	return r.n, end
+}
+
+// guess returns how many blocks a fetch may go beyond a read: as many as were read
+// in a row before it. So a random read fetches its own blocks only, and a
+// sequential one its head first and then growing ranges, up to whole chunks.
+func (f *File) guess(off int64, n int) uint32 {
+	before := int64(0)
+	if d := off - f.next.Load(); d > -maxReorder && d < maxReorder {
+		before = f.streak.Load()
+	}
+	f.next.Store(off + int64(n))
+	f.streak.Store(before + int64(n))
+	return uint32(min(before, f.c.cfg.Geometry.ChunkBytes) / f.c.cfg.Geometry.BlockBytes)
+}
+
+// maxReorder is how far from the expected offset a read, in bytes, still continues
+// the row: the kernel's readahead requests overtake each other.
+const maxReorder = 1 << 20
+
+// Prefetch says that the bytes [off, off+n) will be read soon. It returns at once.
+// What it starts goes on when the file is closed, yields to readers, and is
+// dropped when there is too much of it or memory is short: ask again later.
+func (f *File) Prefetch(off, n int64) {
+	g := f.c.cfg.Geometry
+	off = max(0, off)
+	end := min(f.obj.Size, off+min(n, maxPrefetchBytes))
+	for off < end {
+		index := uint32(off / g.ChunkBytes)
+		chunkEnd := min(end, (int64(index)+1)*g.ChunkBytes)
+		if !f.prefetchChunk(index, g.SpanOf(f.obj.Size, off, chunkEnd-off)) {
+			return
+		}
+		off = chunkEnd
+	}
+}
+
+// maxPrefetchBytes bounds one call of Prefetch: 128 chunks of the usual size.
+const maxPrefetchBytes = 1 << 30
+
+// prefetchChunk starts background calls for what is missing of a span. It
+// reports whether more of them are welcome.
+func (f *File) prefetchChunk(index uint32, span chunk.Span) bool {
+	var want blockSet
+	fl := f.obj.join(index)
+	defer f.obj.leave(fl)
+	for b := span.First; b < span.End(); b++ {
+		if !f.obj.isLocal(b) {
+			want.add(b - fl.span.First)
+		}
+	}
+	if want.empty() {
+		return true
+	}
+	fl.mu.Lock()
+	defer fl.mu.Unlock()
+	req := chunk.Request{Background: true}
+	here := fl.present(&want)
+	want = want.minus(&here)
+	want = fl.uncovered(&want, req)
+	for first, end, ok := want.run(0); ok; first, end, ok = want.run(end) {
+		if !f.c.slots.reserve() {
+			f.c.stats.PrefetchDropped.Add(1)
+			return false
+		}
+		if !f.c.memoryToSpare() {
+			f.c.slots.unreserve()
+			f.c.stats.PrefetchDropped.Add(1)
+			return false
+		}
+		fl.start(first, end, req, true)
+	}
+	return true
+}
+
+// memoryToSpare reports whether the arena has buffers beyond what readers may need.
+func (c *Cache) memoryToSpare() bool {
+	buf := c.cfg.Arena.TryGetBackground()
+	if buf == nil {
+		return false
+	}
+	c.cfg.Arena.Put(buf)
+	return true
+}
+
+// Backing returns a file that holds all the bytes and may be read by the kernel
+// without us, when the disk tier has one. It stays open until Close.
+func (f *File) Backing() (*os.File, bool) {
+	if f.obj.tier == nil {
+		return nil, false
+	}
+	return f.obj.tier.Backing()
+}
+
+// CachedBytes tells how many bytes of the object the disk tier of this node holds.
+func (f *File) CachedBytes() int64 {
+	if f.obj.tier == nil {
+		return 0
+	}
+	return min(f.obj.Size, int64(f.obj.tier.PresentBlocks())*f.c.cfg.Geometry.BlockBytes)
+}
+
+// Close gives the file back. A second Close does nothing.
+func (f *File) Close() {
+	if !f.closed.Swap(true) {
+		f.obj.release()
+	}
+}

@@ -1,0 +1,251 @@
+package cache
+
+import (
+	"sync"
+	"time"
+
+	"github.com/shardwell/shardwell/internal/chunk"
+)
+
+// flight is one chunk while blocks of it are on their way or waited for. There is
+// at most one a chunk and node.
+type flight struct {
+	obj   *object
+	index uint32
+	span  chunk.Span
+
+	refs int // waiters and calls; under object.mu
+
+	mu      sync.Mutex
+	calls   []*call
+	waiters []*waiter
+}
+
+// waiter is a reader or a peer that waits for blocks of a flight. Its fields
+// but the first four are under flight.mu.
+type waiter struct {
+	req    chunk.Request // hops, from, held-only, background
+	off    int64         // a reader's bytes: [off, off+n)
+	n      int
+	extend uint32 // by how many blocks a fetch may go beyond what is missing
+
+	missing blockSet // not arrived and not given up
+	copied  blockSet // in the reader's buffer
+	p       []byte   // the reader's buffer; nil for a peer, or a reader that has none yet
+	peer    bool
+	ready   []arrival // for a peer: all that arrived; for a reader without p: what no tier keeps
+	err     error     // of the fetch of a missing block
+	notify  chan struct{}
+}
+
+// arrival is a block that came while somebody waited for it.
+type arrival struct {
+	block uint32
+	from  Source
+	page  *page // held; nil: it is in the tier
+}
+
+func (c *Cache) newWaiter(req chunk.Request) *waiter {
+	w, _ := c.waiters.Get().(*waiter)
+	if w == nil {
+		w = &waiter{notify: make(chan struct{}, 1)}
+	}
+	w.req = req
+	return w
+}
+
+// freeWaiter gives back what w holds. It is in no flight any more.
+func (c *Cache) freeWaiter(w *waiter) {
+	for _, a := range w.ready {
+		if a.page != nil {
+			c.pages.put(a.page)
+		}
+	}
+	select {
+	case <-w.notify:
+	default:
+	}
+	clear(w.ready)
+	*w = waiter{notify: w.notify, ready: w.ready[:0]}
+	c.waiters.Put(w)
+}
+
+func (w *waiter) wake() {
+	select {
+	case w.notify <- struct{}{}:
+	default:
+	}
+}
+
+// enter adds w, whose readers' patience begins now. Callers hold mu.
+func (fl *flight) enter(w *waiter) {
+	fl.waiters = append(fl.waiters, w)
+	deadline := time.Now().Add(fl.obj.c.cfg.ReadBudget)
+	for _, c := range fl.calls {
+		if w.missing.meets(&c.left) && c.serves(w.req) {
+			c.join(deadline, w.req.Background)
+		}
+	}
+}
+
+// exit removes w. A call that w alone still waited for is left to linger.
+// Callers hold mu.
+func (fl *flight) exit(w *waiter) {
+	for i, other := range fl.waiters {
+		if other == w {
+			last := len(fl.waiters) - 1
+			fl.waiters[i] = fl.waiters[last]
+			fl.waiters[last] = nil
+			fl.waiters = fl.waiters[:last]
+			break
+		}
+	}
+	if w.missing.empty() || w.err != nil {
+		return // it had what it wanted
+	}
+	for _, c := range fl.calls {
+		if w.missing.meets(&c.left) && !c.detached && !fl.wanted(c) {
+			c.linger()
+		}
+	}
+}
+
+// wanted reports whether anybody waits for a block that c is to bring. Callers hold mu.
+func (fl *flight) wanted(c *call) bool {
+	for _, w := range fl.waiters {
+		if w.missing.meets(&c.left) {
+			return true
+		}
+	}
+	return false
+}
+
+// present returns those of set that can be read here without a fetch. Callers
+// hold mu, so that no block lands between this and [flight.uncovered].
+func (fl *flight) present(set *blockSet) blockSet {
+	var have blockSet
+	for i, ok := set.next(0); ok; i, ok = set.next(i + 1) {
+		if fl.obj.isLocal(fl.span.First + i) {
+			have.add(i)
+		}
+	}
+	return have
+}
+
+func (o *object) isLocal(block uint32) bool {
+	return o.onDisk(block) || o.c.pages.has(pageKey{o.id, block})
+}
+
+// uncovered returns those of set that no call is to bring for such a request.
+// Callers hold mu.
+func (fl *flight) uncovered(set *blockSet, req chunk.Request) blockSet {
+	rest := *set
+	for _, c := range fl.calls {
+		if c.serves(req) {
+			rest = rest.minus(&c.left)
+		}
+	}
+	return rest
+}
+
+// launch starts calls for what w misses and nobody brings. Callers hold mu.
+func (fl *flight) launch(w *waiter) {
+	rest := fl.uncovered(&w.missing, w.req)
+	for first, end, ok := rest.run(0); ok; first, end, ok = rest.run(end) {
+		if w.extend > 0 {
+			end = fl.extended(end, w)
+		}
+		fl.start(first, end, w.req, false)
+	}
+}
+
+// extended returns how far a run that ends at end may reach: at most w.extend
+// blocks on, up to the first that is here or on its way. Callers hold mu.
+func (fl *flight) extended(end uint32, w *waiter) uint32 {
+	limit := min(end+w.extend, fl.span.Count)
+	for end < limit {
+		var one blockSet
+		one.add(end)
+		if free := fl.uncovered(&one, w.req); free.empty() || fl.obj.isLocal(fl.span.First+end) {
+			break
+		}
+		end++
+	}
+	return end
+}
+
+// land hands out a block that call c brought. It returns a page of borrowed data
+// on which the caller must wait, if there is one. Callers hold mu.
+func (fl *flight) land(b chunk.Block, from Source, stored bool) *page {
+	i := b.Index - fl.span.First
+	for _, c := range fl.calls {
+		if c.left.has(i) {
+			c.left.remove(i)
+			if c.left.empty() {
+				c.stop(errServed)
+			}
+		}
+	}
+	var kept, borrowed *page
+	if !stored || fl.inSteps(i, b) {
+		kept = fl.obj.c.pages.keep(fl.obj.id, b)
+	}
+	for _, w := range fl.waiters {
+		if !w.missing.has(i) {
+			continue
+		}
+		w.missing.remove(i)
+		switch {
+		case w.p != nil:
+			w.copyFrom(fl, b, from)
+			w.copied.add(i)
+		case stored && !w.peer: // it will find the block in the tier
+		case stored:
+			w.ready = append(w.ready, arrival{b.Index, from, nil})
+		default:
+			p := kept
+			if p == nil {
+				if borrowed == nil {
+					borrowed = fl.obj.c.pages.borrow(b)
+				}
+				p = borrowed
+			}
+			fl.obj.c.pages.retain(p)
+			w.ready = append(w.ready, arrival{b.Index, from, p})
+		}
+		w.wake()
+	}
+	if kept != nil {
+		fl.obj.c.pages.put(kept)
+	} else if !stored {
+		fl.obj.c.stats.Streamed.Add(1)
+	}
+	return borrowed
+}
+
+// inSteps reports whether a reader waits for a part of the block only, so that
+// the next step is about to ask for more of it. Callers hold mu.
+func (fl *flight) inSteps(i uint32, b chunk.Block) bool {
+	start := int64(b.Index) * fl.obj.c.cfg.Geometry.BlockBytes
+	for _, w := range fl.waiters {
+		if !w.peer && w.missing.has(i) && (w.off > start || w.off+int64(w.n) < start+int64(len(b.Data))) {
+			return true
+		}
+	}
+	return false
+}
+
+// copyFrom copies w's part of a block into its buffer.
+func (w *waiter) copyFrom(fl *flight, b chunk.Block, from Source) {
+	n := copyBlock(w.p[:w.n], w.off, b.Data, int64(b.Index)*fl.obj.c.cfg.Geometry.BlockBytes)
+	fl.obj.c.served(fl.obj, b.Index, n, from)
+}
+
+// copyBlock copies what dst, which begins at offset off of the object, and a
+// block that begins at start have in common.
+func copyBlock(dst []byte, off int64, block []byte, start int64) int {
+	if start < off {
+		return copy(dst, block[off-start:])
+	}
+	return copy(dst[start-off:], block)
+}

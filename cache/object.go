@@ -1,0 +1,151 @@
+package cache
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/shardwell/shardwell/internal/chunk"
+)
+
+// object is what all files, peers and calls of one object version share while
+// any of them is there.
+type object struct {
+	chunk.Object
+	id chunk.ObjectID
+	c  *Cache
+
+	refs int // under Cache.mu
+
+	opened sync.Once
+	tier   TierFile // nil without a disk; set once, before acquire returns
+
+	mu      sync.Mutex
+	flights map[uint32]*flight // by chunk; each has refs > 0
+
+	// unreadable holds the blocks which the tier has and could not read. They are
+	// fetched again and served from memory.
+	unreadable    map[uint32]struct{}
+	anyUnreadable atomic.Bool
+}
+
+// maxUnreadable bounds object.unreadable: behind it all of the file counts as unreadable.
+const maxUnreadable = 4096
+
+// acquire returns the object's shared state; release gives it back.
+func (c *Cache) acquire(obj chunk.Object, id chunk.ObjectID) (*object, error) {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil, ErrClosed
+	}
+	o := c.objects[id]
+	if o == nil {
+		o = &object{Object: obj, id: id, c: c, flights: make(map[uint32]*flight)}
+		c.objects[id] = o
+		c.stats.OpenObjects.Add(1)
+	}
+	o.refs++
+	c.mu.Unlock()
+	o.opened.Do(o.openTier)
+	return o, nil
+}
+
+func (o *object) openTier() {
+	if o.c.cfg.Disk == nil {
+		return
+	}
+	span := o.c.cfg.Geometry.ChunkSpan(o.Size, 0)
+	owned := o.c.cfg.Owned(chunk.Request{Object: o.Object, ID: o.id, Span: span})
+	f, err := o.c.cfg.Disk.Acquire(o.Object, o.id, owned)
+	if err != nil {
+		o.c.stats.DiskErrors.Add(1)
+		o.c.cfg.Logger.Warn("disk tier does without an object", "op", "acquire", "object", o.URI(), "error", err)
+		return
+	}
+	o.tier = f
+}
+
+// retain adds a reference to an object that has one.
+func (o *object) retain() {
+	o.c.mu.Lock()
+	o.refs++
+	o.c.mu.Unlock()
+}
+
+func (o *object) release() {
+	c := o.c
+	c.mu.Lock()
+	o.refs--
+	last := o.refs == 0
+	if last {
+		delete(c.objects, o.id)
+		c.stats.OpenObjects.Add(-1)
+	}
+	c.mu.Unlock()
+	if last && o.tier != nil {
+		o.tier.Release()
+	}
+}
+
+// onDisk reports whether the tier has a block that can be read.
+func (o *object) onDisk(block uint32) bool {
+	if o.tier == nil || !o.tier.Has(block) {
+		return false
+	}
+	return !o.anyUnreadable.Load() || !o.isUnreadable(block)
+}
+
+func (o *object) isUnreadable(block uint32) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, bad := o.unreadable[block]
+	return bad || len(o.unreadable) >= maxUnreadable
+}
+
+func (o *object) setUnreadable(block uint32) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.unreadable == nil {
+		o.unreadable = make(map[uint32]struct{})
+	}
+	if len(o.unreadable) < maxUnreadable {
+		o.unreadable[block] = struct{}{}
+	}
+	o.anyUnreadable.Store(true)
+}
+
+// store puts a block into the tier and reports whether it can be served from there.
+func (o *object) store(b chunk.Block) bool {
+	if o.tier == nil {
+		return false
+	}
+	if err := o.tier.Put(b); err != nil {
+		if o.c.stats.NotAdmitted.Add(1) == 1 { // the tier logs its own state
+			o.c.cfg.Logger.Info("disk tier does not admit a block; it streams through", "object", o.URI(), "block", b.Index, "error", err)
+		}
+		return false
+	}
+	return o.onDisk(b.Index)
+}
+
+// join returns the flight of a chunk, made if need be; leave gives it back.
+func (o *object) join(index uint32) *flight {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	fl := o.flights[index]
+	if fl == nil {
+		fl = &flight{obj: o, index: index, span: o.c.cfg.Geometry.ChunkSpan(o.Size, index)}
+		o.flights[index] = fl
+	}
+	fl.refs++
+	return fl
+}
+
+func (o *object) leave(fl *flight) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	fl.refs--
+	if fl.refs == 0 {
+		delete(o.flights, fl.index)
+	}
+}

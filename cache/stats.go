@@ -1,0 +1,94 @@
+package cache
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/shardwell/shardwell/internal/chunk"
+)
+
+// Source is where bytes came from.
+type Source uint8
+
+// The sources of bytes, from the farthest to the nearest.
+const (
+	FromOrigin Source = iota
+	FromPeer
+	FromDisk
+	FromMemory
+	sources
+)
+
+var sourceNames = [sources]string{"origin", "peer", "disk", "memory"}
+
+// Sources returns all sources, for who makes metrics of [Stats].
+func Sources() []Source { return []Source{FromOrigin, FromPeer, FromDisk, FromMemory} }
+
+func (s Source) String() string {
+	if s < sources {
+		return sourceNames[s]
+	}
+	return fmt.Sprintf("source %d", uint8(s))
+}
+
+// Stats counts what a [Cache] did since it was made.
+type Stats struct {
+	// ReadBytes and ReadOps count what readers of this node got, by [Source]. An
+	// op is one block's part of a read.
+	ReadBytes, ReadOps [sources]atomic.Int64
+	// LentBytes counts what was handed to peers, by the source it then had.
+	LentBytes [sources]atomic.Int64
+	// FetchedBytes counts blocks that came into the node: FromOrigin or FromPeer.
+	FetchedBytes [sources]atomic.Int64
+
+	CorruptBlocks   atomic.Int64 // found damaged when read here
+	DiskErrors      atomic.Int64 // reads of the tier that failed otherwise
+	NotAdmitted     atomic.Int64 // blocks that the tier did not take
+	Streamed        atomic.Int64 // blocks that no tier kept: neither disk nor memory
+	Fetches         atomic.Int64 // fetches started: runs of blocks
+	Retries         atomic.Int64 // attempts after a transient error
+	Stalls          atomic.Int64 // attempts cut because nothing came
+	Failures        atomic.Int64 // fetches given up with an error
+	Abandoned       atomic.Int64 // fetches cancelled because nobody waited any more
+	PrefetchDropped atomic.Int64 // runs not prefetched: too much of it, or memory is short
+
+	Fetching     atomic.Int64 // fetches that run or queue now
+	OpenObjects  atomic.Int64 // objects in use now
+	MemoryBlocks atomic.Int64 // blocks held in memory now
+}
+
+// Event says which source served one block's part, for tests that show where
+// bytes came from.
+type Event struct {
+	Op     string // "read" for a reader of this node, "lend" for a peer
+	Peer   string // ring id of the peer, for lend
+	Key    string
+	Block  uint32
+	Bytes  int
+	Source Source
+}
+
+func (e Event) String() string {
+	who := e.Op
+	if e.Peer != "" {
+		who += " " + e.Peer
+	}
+	return fmt.Sprintf("%s %s block %d: %d bytes from %s", who, e.Key, e.Block, e.Bytes, e.Source)
+}
+
+// served counts n bytes of block that a reader got.
+func (c *Cache) served(obj *object, block uint32, n int, from Source) {
+	c.stats.ReadBytes[from].Add(int64(n))
+	c.stats.ReadOps[from].Add(1)
+	if c.cfg.Trace != nil {
+		c.cfg.Trace(Event{Op: "read", Key: obj.Key, Block: block, Bytes: n, Source: from})
+	}
+}
+
+// lent counts a piece that a peer got.
+func (c *Cache) lent(obj *object, req chunk.Request, p chunk.Piece, from Source) {
+	c.stats.LentBytes[from].Add(int64(p.Len))
+	if c.cfg.Trace != nil {
+		c.cfg.Trace(Event{Op: "lend", Peer: req.From, Key: obj.Key, Block: p.Index, Bytes: p.Len, Source: from})
+	}
+}
