@@ -1,0 +1,322 @@
+package s3
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/minio/minio-go/v7/pkg/credentials"
+
+	"github.com/shardwell/shardwell/objstore"
+)
+
+// Values of [Credentials.Source].
+const (
+	SourceAuto        = "auto"         // static if keys are given, else environment, file, web identity, container, instance
+	SourceStatic      = "static"       // AccessKey, SecretKey, SessionToken
+	SourceEnv         = "env"          // AWS_ACCESS_KEY_ID and its siblings
+	SourceFile        = "file"         // a shared credentials file, processes and SSO included
+	SourceWebIdentity = "web-identity" // a token file exchanged at an STS
+	SourceInstance    = "instance"     // metadata service of a container or an instance
+	SourceAnonymous   = "anonymous"    // no signature
+)
+
+// Credentials says whose requests they are. The zero value is the standard chain.
+type Credentials struct {
+	Source string // "" means [SourceAuto]
+
+	AccessKey, SecretKey, SessionToken string // of SourceStatic; secrets
+
+	File    string // of SourceFile; "" means AWS_SHARED_CREDENTIALS_FILE or ~/.aws
+	Profile string // "" means AWS_PROFILE or "default"
+
+	RoleARN     string // of SourceWebIdentity; "" means AWS_ROLE_ARN
+	TokenFile   string // "" means AWS_WEB_IDENTITY_TOKEN_FILE
+	STSEndpoint string // "" means AWS_ENDPOINT_URL_STS, or AWS by AWS_REGION
+
+	// InstanceEndpoint replaces http://169.254.169.254.
+	InstanceEndpoint string
+}
+
+// LogValue keeps secrets out of logs.
+func (c Credentials) LogValue() slog.Value {
+	return slog.GroupValue(slog.String("source", c.Source), slog.Bool("access_key", c.AccessKey != ""))
+}
+
+// String keeps secrets out of messages.
+func (c Credentials) String() string { return "credentials from " + c.Source }
+
+// validate reports what cannot work.
+func (c Credentials) validate() error {
+	switch c.Source {
+	case "", SourceAuto, SourceEnv, SourceFile, SourceWebIdentity, SourceInstance, SourceAnonymous:
+	case SourceStatic:
+		if c.AccessKey == "" || c.SecretKey == "" {
+			return invalid("credentials: static ones need an access key and a secret key")
+		}
+	default:
+		return invalid("credentials: source %q is unknown", c.Source)
+	}
+	if (c.AccessKey == "") != (c.SecretKey == "") {
+		return invalid("credentials: an access key needs a secret key, and the other way round")
+	}
+	return nil
+}
+
+const (
+	// rereadAfter is how long values without an expiry of their own are used, so
+	// that a rotated file or environment is noticed.
+	rereadAfter = 60 * time.Second
+	// retryFailedAfter is how long a failure is remembered, so that readers do
+	// not queue for a metadata service that does not answer.
+	retryFailedAfter = 5 * time.Second
+	// metadataTimeout bounds one request to a metadata service or an STS. On
+	// machines without one, packets to its address vanish.
+	metadataTimeout = 3 * time.Second
+	stsTimeout      = 15 * time.Second
+)
+
+// newCredentials returns what Core and our own requests share; nil for anonymous.
+func newCredentials(c Credentials, tr http.RoundTripper, log *slog.Logger) (*credentials.Credentials, error) {
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	source := c.Source
+	if source == "" {
+		source = SourceAuto
+	}
+	if source == SourceAuto && c.AccessKey != "" {
+		source = SourceStatic
+	}
+	p := &provider{log: log, now: time.Now}
+	switch source {
+	case SourceAnonymous:
+		return nil, nil
+	case SourceStatic:
+		return credentials.NewStaticV4(c.AccessKey, c.SecretKey, c.SessionToken), nil
+	case SourceEnv:
+		p.sources = []place{c.env()}
+	case SourceFile:
+		p.sources = []place{c.file()}
+	case SourceWebIdentity:
+		p.sources = []place{c.webIdentity(tr)}
+	case SourceInstance:
+		p.sources = []place{c.instance()}
+	default:
+		p.sources = []place{c.env(), c.file(), c.webIdentity(tr), c.instance()}
+	}
+	return credentials.New(p), nil
+}
+
+// errAbsent says that a source is not set up, so that the chain goes on. Any
+// other error of a source that is set up ends the search: to go on would read
+// the bucket as somebody else.
+var errAbsent = errors.New("not configured")
+
+// place is one place where credentials come from.
+type place struct {
+	name string
+	get  func(ctx context.Context) (credentials.Value, error)
+}
+
+// provider is the chain. minio-go calls it under a lock, and once more when
+// IsExpired says so.
+type provider struct {
+	sources []place
+	log     *slog.Logger
+	now     func() time.Time
+
+	value  credentials.Value
+	until  time.Time // when the value must be fetched anew
+	failed error     // of the last attempt
+	retry  time.Time // when another may be made
+	last   string    // source of the last value
+}
+
+// IsExpired implements credentials.Provider.
+func (p *provider) IsExpired() bool { return !p.now().Before(p.until) }
+
+// Retrieve implements credentials.Provider.
+func (p *provider) Retrieve() (credentials.Value, error) {
+	return p.RetrieveWithCredContext(nil)
+}
+
+// RetrieveWithCredContext implements credentials.Provider. It makes its requests
+// with clients of its own: the one that minio-go offers is that of the bucket.
+func (p *provider) RetrieveWithCredContext(cc *credentials.CredContext) (credentials.Value, error) {
+	now := p.now()
+	if p.failed != nil && now.Before(p.retry) {
+		return credentials.Value{}, p.failed
+	}
+	ctx := context.Background()
+	if cc != nil && cc.Context != nil {
+		ctx = cc.Context
+	}
+	v, name, err := p.search(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return v, ctx.Err() // says nothing about the source
+		}
+		err = fmt.Errorf("%w: %w", objstore.ErrCredentials, err)
+		if left := p.value.Expiration.Sub(now); left > retryFailedAfter {
+			// Refreshing comes early, so that it may fail for a while.
+			p.log.Warn("s3: credentials not refreshed", "still_valid_for", left.Round(time.Second), "error", err)
+			p.until = now.Add(retryFailedAfter)
+			return p.value, nil
+		}
+		p.failed, p.retry = err, now.Add(retryFailedAfter)
+		return v, err
+	}
+	p.failed, p.value = nil, v
+	p.until = now.Add(rereadAfter)
+	if !v.Expiration.IsZero() {
+		// Refreshed when a fifth of the time is left, and never in a loop.
+		p.until = now.Add(max(v.Expiration.Sub(now)*4/5, time.Second))
+	}
+	if name != p.last {
+		p.last = name
+		p.log.Info("s3: credentials found", "source", name, "expires", v.Expiration)
+	}
+	return v, nil
+}
+
+// search asks the sources in their order.
+func (p *provider) search(ctx context.Context) (credentials.Value, string, error) {
+	var names []string
+	for _, s := range p.sources {
+		v, err := s.get(ctx)
+		switch {
+		case err == nil:
+			v.SignerType = credentials.SignatureV4
+			return v, s.name, nil
+		case errors.Is(err, errAbsent):
+			names = append(names, s.name+" ("+err.Error()+")")
+		default:
+			return v, s.name, fmt.Errorf("from %s: %w", s.name, err)
+		}
+	}
+	return credentials.Value{}, "", fmt.Errorf("none found in %s; for a public bucket ask for anonymous access", strings.Join(names, ", "))
+}
+
+func absent(what string) error { return fmt.Errorf("%w: %s", errAbsent, what) }
+
+// env reads the environment.
+func (c Credentials) env() place {
+	return place{"environment", func(context.Context) (credentials.Value, error) {
+		v := credentials.Value{
+			AccessKeyID:     os.Getenv("AWS_ACCESS_KEY_ID"),
+			SecretAccessKey: os.Getenv("AWS_SECRET_ACCESS_KEY"),
+			SessionToken:    os.Getenv("AWS_SESSION_TOKEN"),
+		}
+		if v.AccessKeyID == "" || v.SecretAccessKey == "" {
+			return v, absent("no AWS_ACCESS_KEY_ID")
+		}
+		return v, nil
+	}}
+}
+
+// file reads a shared credentials file, anew each time.
+func (c Credentials) file() place {
+	return place{"file", func(ctx context.Context) (credentials.Value, error) {
+		p := &credentials.FileAWSCredentials{Filename: c.File, Profile: c.Profile}
+		v, err := p.RetrieveWithCredContext(&credentials.CredContext{Client: http.DefaultClient, Context: ctx})
+		switch {
+		case errors.Is(err, os.ErrNotExist) && c.File == "":
+			return v, absent("no ~/.aws")
+		case err != nil && c.Source != SourceFile && c.File == "":
+			return v, absent(err.Error())
+		case err != nil:
+			return v, err
+		case v.AccessKeyID == "" || v.SecretAccessKey == "":
+			return v, absent("no keys in the profile")
+		}
+		return v, nil
+	}}
+}
+
+// webIdentity exchanges a token, as service accounts of Kubernetes have.
+func (c Credentials) webIdentity(tr http.RoundTripper) place {
+	return place{"web identity", func(ctx context.Context) (credentials.Value, error) {
+		file, role, sts := c.TokenFile, c.RoleARN, c.STSEndpoint
+		if file == "" {
+			file = os.Getenv("AWS_WEB_IDENTITY_TOKEN_FILE")
+		}
+		if role == "" {
+			role = os.Getenv("AWS_ROLE_ARN")
+		}
+		if sts == "" {
+			sts = os.Getenv("AWS_ENDPOINT_URL_STS")
+		}
+		if file == "" {
+			return credentials.Value{}, absent("no AWS_WEB_IDENTITY_TOKEN_FILE")
+		}
+		if sts == "" {
+			sts = defaultSTS(os.Getenv("AWS_REGION"))
+		}
+		p := &credentials.STSWebIdentity{
+			Client:      &http.Client{Transport: tr, Timeout: stsTimeout, CheckRedirect: noRedirect},
+			STSEndpoint: sts,
+			RoleARN:     role,
+			GetWebIDTokenExpiry: func() (*credentials.WebIdentityToken, error) {
+				token, err := os.ReadFile(file)
+				if err != nil {
+					return nil, err
+				}
+				return &credentials.WebIdentityToken{Token: strings.TrimSpace(string(token))}, nil
+			},
+		}
+		return p.RetrieveWithCredContext(&credentials.CredContext{Context: ctx})
+	}}
+}
+
+func defaultSTS(region string) string {
+	switch {
+	case region == "":
+		return credentials.DefaultSTSRoleEndpoint
+	case strings.HasPrefix(region, "cn-"):
+		return "https://sts." + region + ".amazonaws.com.cn"
+	}
+	return "https://sts." + region + ".amazonaws.com"
+}
+
+// instance asks the metadata service of a container or an instance. It is the
+// last in the chain, so its failure means that there is none.
+func (c Credentials) instance() place {
+	return place{"instance metadata", func(ctx context.Context) (credentials.Value, error) {
+		if strings.EqualFold(os.Getenv("AWS_EC2_METADATA_DISABLED"), "true") {
+			return credentials.Value{}, absent("disabled by AWS_EC2_METADATA_DISABLED")
+		}
+		// Never through a proxy: the address means this machine.
+		client := &http.Client{
+			Transport:     &http.Transport{Proxy: nil, DisableKeepAlives: true, ResponseHeaderTimeout: metadataTimeout},
+			Timeout:       metadataTimeout,
+			CheckRedirect: noRedirect,
+		}
+		p := &credentials.IAM{Client: client, Endpoint: c.InstanceEndpoint}
+		v, err := p.RetrieveWithCredContext(&credentials.CredContext{Client: client, Context: ctx})
+		switch {
+		case err != nil && c.Source == SourceInstance:
+			return v, err
+		case err != nil:
+			return v, absent(err.Error())
+		case v.AccessKeyID == "":
+			return v, absent("an empty answer")
+		}
+		return v, nil
+	}}
+}
+
+// regionFromEnv returns the region that the environment names, or "".
+func regionFromEnv() string {
+	for _, name := range [...]string{"AWS_REGION", "AWS_DEFAULT_REGION"} {
+		if v := os.Getenv(name); v != "" {
+			return v
+		}
+	}
+	return ""
+}

@@ -1,0 +1,353 @@
+// Package s3 reads a bucket of S3 or of a store that speaks its protocol. It is
+// an implementation of objstore.Store.
+//
+// It promises that a range is checked against what was asked for (status,
+// Content-Range, ETag, length) before and while it is handed out, that a server
+// which stops sending is cut after StallTimeout, and that everything a server can
+// answer becomes a class of objstore in one place (errors.go). It finds out the
+// region and the addressing of a bucket by itself. It leaves repetition to
+// objstore.Retry, except where the request itself must change: another region,
+// another addressing, fresh credentials.
+//
+// The requests are minio-go's where it can make them: Core.GetObject and
+// StatObject, over a transport of ours ([tap]) that keeps what the server said,
+// because minio-go drops Retry-After and turns transport errors into text.
+// Requests of our own (request.go) are listings, because Core's take no context
+// and decode names too early, and keys that minio-go refuses. What we know
+// of minio-go 7.4: with MaxRetries 1 it still sleeps up to 200 ms after a
+// failure that it would repeat; without a region it asks for the bucket's
+// location; its credential chain turns every failure into anonymous access and
+// its instance provider can wait for ever; it keeps cookies. Region, credentials
+// and cookies are therefore ours.
+package s3
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/credentials"
+	"github.com/minio/minio-go/v7/pkg/s3utils"
+
+	"github.com/shardwell/shardwell/objstore"
+)
+
+// Values of [Config.Addressing].
+const (
+	AddressAuto    = "auto"    // by the endpoint, and by what the server says
+	AddressPath    = "path"    // https://endpoint/bucket/key
+	AddressVirtual = "virtual" // https://bucket.endpoint/key
+)
+
+// Config says which bucket is read and how. The zero value, but for Bucket,
+// means AWS with the standard credential chain.
+type Config struct {
+	// Endpoint is a URL without a path, as "https://minio.example.com:9000";
+	// "" means AWS in Region.
+	Endpoint string
+	// Region signs requests; "" means what the endpoint's name, AWS_REGION or the
+	// server's answers say.
+	Region string
+	// Bucket is the bucket's name.
+	Bucket string
+	// Addressing is how the bucket is named in URLs; "" means [AddressAuto].
+	Addressing string
+	// CAFile holds PEM certificates that are trusted besides the system's.
+	CAFile string
+	// Proxy is the URL of an HTTP proxy, "" means HTTPS_PROXY and its siblings,
+	// "none" means none.
+	Proxy string
+	// Credentials says whose requests they are.
+	Credentials Credentials
+	// RequesterPays accepts the cost of requests to a bucket that demands it.
+	RequesterPays bool
+	// StallTimeout cuts an answer that does not begin, or a body that yields
+	// nothing, for this long. 0 means 20 s.
+	StallTimeout time.Duration
+	// DialTimeout bounds a connection's making, TLS included. 0 means 10 s.
+	DialTimeout time.Duration
+	// MaxIdleConns bounds idle connections that are kept. 0 means 128.
+	MaxIdleConns int
+	// Logger is told what was found out about the server; nil means nobody.
+	Logger *slog.Logger
+}
+
+// Defaults of a [Config].
+const (
+	DefaultStallTimeout = 20 * time.Second
+	DefaultDialTimeout  = 10 * time.Second
+	DefaultMaxIdleConns = 128
+	defaultRegion       = "us-east-1"
+)
+
+// Store reads one bucket. It is safe for concurrent use.
+type Store struct {
+	cfg   Config
+	base  *url.URL // of the endpoint; nil for AWS by region
+	tap   *tap
+	http  *http.Client
+	creds *credentials.Credentials // nil for anonymous requests
+	log   *slog.Logger
+
+	route   atomic.Pointer[route] // how the bucket is reached, as far as known
+	renewed atomic.Int64          // when refused credentials were last fetched anew, Unix nanoseconds
+	v1      atomic.Bool           // the server knows only the first version of listings
+}
+
+// route is a way to the bucket. It is never changed.
+type route struct {
+	core    *minio.Core
+	scheme  string
+	host    string // of the endpoint, without the bucket
+	region  string
+	virtual bool
+}
+
+var (
+	_ objstore.Store     = (*Store)(nil)
+	_ objstore.Presigner = (*Store)(nil)
+)
+
+// New returns a store for cfg.Bucket. It sends no request. Errors are of class
+// objstore.ErrInvalid and say which field is wrong.
+func New(cfg Config) (*Store, error) {
+	cfg, base, err := cfg.complete()
+	if err != nil {
+		return nil, err
+	}
+	tr, err := newTransport(cfg)
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{cfg: cfg, base: base, tap: &tap{base: tr, stall: cfg.StallTimeout}, log: cfg.Logger}
+	s.http = &http.Client{Transport: s.tap, CheckRedirect: noRedirect}
+	if s.creds, err = newCredentials(cfg.Credentials, tr, cfg.Logger); err != nil {
+		return nil, err
+	}
+	return s.start()
+}
+
+// Bucket returns a store for another bucket of the same endpoint, which shares
+// connections and credentials with s.
+func (s *Store) Bucket(name string) (*Store, error) {
+	o := &Store{cfg: s.cfg, base: s.base, tap: s.tap, http: s.http, creds: s.creds, log: s.log}
+	o.cfg.Bucket = name
+	if err := checkBucket(name); err != nil {
+		return nil, err
+	}
+	return o.start()
+}
+
+// Close drops idle connections. Requests under way go on.
+func (s *Store) Close() { s.tap.base.CloseIdleConnections() }
+
+// Origin returns the canonical endpoint URL of cfg, as chunk.Object has it: in
+// lower case, without the default port, without a slash at the end.
+func (cfg Config) Origin() (string, error) {
+	cfg, base, err := cfg.complete()
+	if err != nil {
+		return "", err
+	}
+	if base == nil {
+		return "https://s3.amazonaws.com", nil
+	}
+	return base.Scheme + "://" + base.Host, nil
+}
+
+// Validate reports what New would not accept, without reading files.
+func (cfg Config) Validate() error {
+	cfg, _, err := cfg.complete()
+	if err != nil {
+		return err
+	}
+	return cfg.Credentials.validate()
+}
+
+// complete checks cfg and fills in defaults.
+func (cfg Config) complete() (Config, *url.URL, error) {
+	if err := checkBucket(cfg.Bucket); err != nil {
+		return cfg, nil, err
+	}
+	switch cfg.Addressing {
+	case "":
+		cfg.Addressing = AddressAuto
+	case AddressAuto, AddressPath, AddressVirtual:
+	default:
+		return cfg, nil, invalid("addressing %q: must be auto, path or virtual", cfg.Addressing)
+	}
+	if cfg.StallTimeout <= 0 {
+		cfg.StallTimeout = DefaultStallTimeout
+	}
+	if cfg.DialTimeout <= 0 {
+		cfg.DialTimeout = DefaultDialTimeout
+	}
+	if cfg.MaxIdleConns <= 0 {
+		cfg.MaxIdleConns = DefaultMaxIdleConns
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Endpoint == "" {
+		return cfg, nil, nil
+	}
+	base, err := parseEndpoint(cfg.Endpoint)
+	return cfg, base, err
+}
+
+// parseEndpoint returns the canonical form of an endpoint.
+func parseEndpoint(endpoint string) (*url.URL, error) {
+	u, err := url.Parse(endpoint)
+	if err != nil {
+		return nil, invalid("endpoint %q: must be a URL such as https://s3.example.com", endpoint)
+	}
+	host := strings.ToLower(u.Hostname())
+	switch {
+	case u.Scheme != "http" && u.Scheme != "https":
+		return nil, invalid("endpoint %q: must begin with http:// or https://", endpoint)
+	case host == "":
+		return nil, invalid("endpoint %q: has no host", endpoint)
+	case u.User != nil:
+		return nil, invalid("endpoint of host %q: must not hold a user; use the credential settings", host)
+	case strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "":
+		return nil, invalid("endpoint %q: must not have a path", endpoint)
+	}
+	if strings.Contains(host, ":") {
+		host = "[" + host + "]"
+	}
+	if port := u.Port(); port != "" && (u.Scheme != "http" || port != "80") && (u.Scheme != "https" || port != "443") {
+		host += ":" + port
+	}
+	return &url.URL{Scheme: u.Scheme, Host: host}, nil
+}
+
+// checkBucket refuses what cannot be part of a URL as it is.
+func checkBucket(name string) error {
+	if err := s3utils.CheckValidBucketName(name); err != nil {
+		return invalid("bucket %q: %v", name, err)
+	}
+	if s3utils.IsS3ExpressBucket(name) {
+		return invalid("bucket %q: directory buckets (S3 Express) are not supported", name)
+	}
+	return nil
+}
+
+// invalid returns an error about the configuration or a request of ours.
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", objstore.ErrInvalid, fmt.Errorf(format, args...))
+}
+
+// start sets the first route.
+func (s *Store) start() (*Store, error) {
+	region := s.cfg.Region
+	if region == "" && s.base != nil {
+		region = s3utils.GetRegionFromURL(*s.base)
+	}
+	if region == "" {
+		region = regionFromEnv()
+	}
+	r, err := s.newRoute(region, s.virtualAtFirst())
+	if err != nil {
+		return nil, err
+	}
+	s.route.Store(r)
+	return s, nil
+}
+
+// virtualHostSuffixes are endpoints that demand or prefer the bucket in the host
+// name, besides those that minio-go knows (AWS, Google, OSS): Huawei OBS, Tencent
+// COS, Volcengine TOS, and OSS by other names.
+var virtualHostSuffixes = [...]string{".myhuaweicloud.com", ".myqcloud.com", ".volces.com", ".aliyuncs.com"}
+
+// virtualAtFirst chooses the addressing before the server was heard.
+func (s *Store) virtualAtFirst() bool {
+	switch {
+	case s.cfg.Addressing != AddressAuto:
+		return s.cfg.Addressing == AddressVirtual
+	case s.base == nil:
+		return !strings.Contains(s.cfg.Bucket, ".") // the certificate covers one label
+	case s.base.Scheme == "https" && strings.Contains(s.cfg.Bucket, "."):
+		return false
+	case s3utils.IsVirtualHostSupported(*s.base, s.cfg.Bucket):
+		return true
+	}
+	for _, suffix := range virtualHostSuffixes {
+		if strings.HasSuffix(s.base.Hostname(), suffix) {
+			return true
+		}
+	}
+	return false
+}
+
+// newRoute makes a route. For AWS the region chooses the host.
+func (s *Store) newRoute(region string, virtual bool) (*route, error) {
+	if region == "" {
+		region = defaultRegion
+	}
+	r := &route{scheme: "https", region: region, virtual: virtual}
+	if s.base == nil || isPlainAWS(s.base.Hostname()) {
+		r.host = "s3." + region + ".amazonaws.com"
+		if strings.HasPrefix(region, "cn-") {
+			r.host += ".cn"
+		}
+	} else {
+		r.scheme, r.host = s.base.Scheme, s.base.Host
+	}
+	lookup := minio.BucketLookupPath
+	if virtual {
+		lookup = minio.BucketLookupDNS
+	}
+	core, err := minio.NewCore(r.host, &minio.Options{
+		Creds:        s.creds,
+		Secure:       r.scheme == "https",
+		Transport:    s.tap,
+		Region:       region,
+		BucketLookup: lookup,
+		MaxRetries:   1,
+	})
+	if err != nil {
+		return nil, invalid("endpoint %q: %v", r.host, err)
+	}
+	core.SetS3EnableDualstack(false)
+	core.SetAppInfo("shardwell", "1")
+	r.core = core
+	return r, nil
+}
+
+// isPlainAWS reports whether a host is one of the names that stand for S3 in a
+// region, so that the region may choose another; FIPS, dual-stack, private links
+// and accelerated names are kept as they are.
+func isPlainAWS(host string) bool {
+	rest, ok := strings.CutSuffix(host, ".amazonaws.com")
+	if !ok {
+		rest, ok = strings.CutSuffix(host, ".amazonaws.com.cn")
+	}
+	if !ok {
+		return false
+	}
+	region, ok := strings.CutPrefix(rest, "s3.")
+	return rest == "s3" || (ok && !strings.Contains(region, "."))
+}
+
+func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+
+// Head implements objstore.Store.
+func (s *Store) Head(ctx context.Context, key string) (objstore.Info, error) {
+	if err := checkKey(key); err != nil {
+		return objstore.Info{}, s.fail(objstore.OpHead, key, err)
+	}
+	x := s.ask(ctx, query{op: objstore.OpHead, method: http.MethodHead, key: key})
+	if x.failed() {
+		return objstore.Info{}, s.fail(objstore.OpHead, key, s.explain(ctx, key, x))
+	}
+	info, err := infoOf(key, x.header)
+	if err != nil {
+		return objstore.Info{}, s.fail(objstore.OpHead, key, err)
+	}
+	return info, nil
+}
