@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -18,27 +19,26 @@ type Bytes int64
 // UnmarshalText reads a quantity. Negative ones, fractions of a byte and those
 // beyond int64 are errors.
 func (b *Bytes) UnmarshalText(text []byte) error {
-	if len(text) > maxQuantityBytes {
-		return errors.New("is too long for a size")
+	if !quantity.Match(text) {
+		return errors.New("is not a size; write it like 512Mi, 100Gi or 5G")
 	}
 	q, err := resource.ParseQuantity(string(text))
 	if err != nil {
 		return errors.New("is not a size; write it like 512Mi, 100Gi or 5G")
 	}
-	n, exact := q.AsInt64()
 	switch {
 	case q.Sign() < 0:
 		return errors.New("is negative")
-	case !exact:
+	case q.CmpInt64(math.MaxInt64) > 0, q.CmpInt64(q.Value()) != 0:
 		return errors.New("is not a whole number of bytes that fits 64 bits")
 	}
-	*b = Bytes(n)
+	*b = Bytes(q.Value())
 	return nil
 }
 
-// maxQuantityBytes bounds what is given to the quantity parser, which works
-// with arbitrary precision.
-const maxQuantityBytes = 32
+// quantity bounds what is given to the parser of quantities, which works with
+// arbitrary precision: 1e999999999 keeps it busy for hours.
+var quantity = regexp.MustCompile(`^[+-]?[0-9]{1,19}(\.[0-9]{0,9})?([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?$`)
 
 // MarshalText writes the shortest quantity with binary suffixes.
 func (b Bytes) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
