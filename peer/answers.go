@@ -1,0 +1,122 @@
+package peer
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/shardwell/shardwell/internal/chunk"
+	"github.com/shardwell/shardwell/objstore"
+	"github.com/shardwell/shardwell/peer/peerpb"
+	"github.com/shardwell/shardwell/peer/transfer"
+)
+
+// maxFailureBytes bounds the text of an error that is sent to a peer.
+const maxFailureBytes = 512
+
+// answers is this node's side of the control calls.
+type answers struct {
+	peerpb.UnimplementedPeerServer
+	cfg ServerConfig
+}
+
+func (a *answers) Hello(_ context.Context, r *peerpb.HelloRequest) (*peerpb.HelloReply, error) {
+	a.cfg.Stats.CallsServed.Add(1)
+	if g := a.cfg.Geometry; r.ChunkBytes != g.ChunkBytes || r.BlockBytes != g.BlockBytes {
+		a.cfg.Logger.Warn("peer has other sizes", "peer", r.Member, "chunk bytes", r.ChunkBytes, "block bytes", r.BlockBytes,
+			"our chunk bytes", g.ChunkBytes, "our block bytes", g.BlockBytes)
+	}
+	reply := &peerpb.HelloReply{Member: a.cfg.Self, ProtocolMin: ProtocolMin, ProtocolMax: ProtocolMax,
+		ChunkBytes: a.cfg.Geometry.ChunkBytes, BlockBytes: a.cfg.Geometry.BlockBytes, Version: a.cfg.Version}
+	if a.cfg.RingHash != nil {
+		reply.RingHash = a.cfg.RingHash()
+	}
+	return reply, nil
+}
+
+// query checks what all questions about names have in common.
+func query(b *peerpb.Bucket, maxAge int64, hops uint32) (objstore.Query, error) {
+	if hops < 1 || hops > chunk.MaxHops || maxAge < 0 || len(b.GetOrigin()) > chunk.MaxOriginBytes || len(b.GetName()) > chunk.MaxBucketBytes {
+		return objstore.Query{}, status.Error(codes.InvalidArgument, "malformed question")
+	}
+	return objstore.Query{Bucket: bucketIn(b), MaxAge: time.Duration(maxAge), Hops: int(hops)}, nil
+}
+
+// failure makes the origin's error data. The asker's own end is an error of the call.
+func failure(ctx context.Context, err error) (*peerpb.Failure, error) {
+	if err == nil {
+		return nil, nil
+	}
+	if ctx.Err() != nil {
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+	class, _ := transfer.ClassOf(err)
+	text := err.Error()
+	// Keys in it need not be UTF-8, and the cut may part a letter.
+	text = strings.ToValidUTF8(text[:min(len(text), maxFailureBytes)], "?")
+	return &peerpb.Failure{Class: class, Message: text}, nil
+}
+
+func (a *answers) Head(ctx context.Context, r *peerpb.HeadRequest) (*peerpb.HeadReply, error) {
+	a.cfg.Stats.CallsServed.Add(1)
+	q, err := query(r.Bucket, r.MaxAgeNanos, r.Hops)
+	if err != nil || len(r.Key) > chunk.MaxKeyBytes {
+		return nil, status.Error(codes.InvalidArgument, "malformed question")
+	}
+	info, age, err := a.cfg.Names.Head(transfer.WithGrant(ctx, r.Grant), q, string(r.Key))
+	f, err := failure(ctx, err)
+	if err != nil {
+		return nil, err
+	}
+	if f != nil {
+		return &peerpb.HeadReply{AgeNanos: int64(age), Failure: f}, nil
+	}
+	return &peerpb.HeadReply{Info: infoOut(info), AgeNanos: int64(age)}, nil
+}
+
+func (a *answers) ListPage(ctx context.Context, r *peerpb.ListPageRequest) (*peerpb.ListPageReply, error) {
+	a.cfg.Stats.CallsServed.Add(1)
+	q, err := query(r.Bucket, r.MaxAgeNanos, r.Hops)
+	if err != nil || len(r.Prefix) > chunk.MaxKeyBytes || r.Limit > 1<<20 {
+		return nil, status.Error(codes.InvalidArgument, "malformed question")
+	}
+	page, age, err := a.cfg.Names.List(transfer.WithGrant(ctx, r.Grant), q, objstore.ListRequest{
+		Prefix: string(r.Prefix), Delimiter: r.Delimiter, Token: string(r.Token), Limit: int(r.Limit)})
+	f, err := failure(ctx, err)
+	if err != nil {
+		return nil, err
+	}
+	if f != nil {
+		return &peerpb.ListPageReply{AgeNanos: int64(age), Failure: f}, nil
+	}
+	reply := pageOut(page)
+	reply.AgeNanos = int64(age)
+	return reply, nil
+}
+
+func (a *answers) Forget(ctx context.Context, r *peerpb.ForgetRequest) (*peerpb.ForgetReply, error) {
+	a.cfg.Stats.CallsServed.Add(1)
+	if a.cfg.Forget == nil {
+		return &peerpb.ForgetReply{}, nil
+	}
+	n, err := a.cfg.Forget(ctx, bucketIn(r.Bucket), string(r.Prefix))
+	if err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	return &peerpb.ForgetReply{Forgotten: uint64(max(0, n))}, nil
+}
+
+func (a *answers) Status(ctx context.Context, _ *peerpb.StatusRequest) (*peerpb.StatusReply, error) {
+	a.cfg.Stats.CallsServed.Add(1)
+	if a.cfg.Status == nil {
+		return &peerpb.StatusReply{Json: []byte("{}")}, nil
+	}
+	b, err := a.cfg.Status(ctx)
+	if err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	return &peerpb.StatusReply{Json: b}, nil
+}

@@ -1,0 +1,244 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/shardwell/shardwell/internal/chunk"
+	"github.com/shardwell/shardwell/objstore"
+	"github.com/shardwell/shardwell/peer/transfer"
+)
+
+// Fetch implements chunk.Fetcher. It walks from the owner through its successors
+// to the first that answers. When it meets this node in that list, or nobody is left,
+// it asks the owners of earlier tables whether they hold the blocks, and then returns
+// chunk.ErrNotHeld: the caller asks the origin for what was not delivered.
+//
+// Errors of the origin that a retry cannot help (and throttling) are returned as the owner
+// gave them. An error of deliver is returned as it is.
+func (p *Peers) Fetch(ctx context.Context, req chunk.Request, deliver chunk.Deliver) error {
+	if req.HeldOnly {
+		return chunk.ErrNotHeld // such a question is for one node only
+	}
+	w := &walk{p: p, req: req, left: newLeft(req.Span), grant: transfer.GrantOf(ctx)}
+	w.deliver = func(b chunk.Block) error {
+		if err := deliver(b); err != nil {
+			return err
+		}
+		w.left.remove(b.Index)
+		return nil
+	}
+	key := p.cfg.Ring.KeyOfBlocks(req.Object, req.ID, req.Span)
+	if req.Hops < chunk.MaxHops {
+		if done, err := w.candidates(ctx, p.cfg.Ring.Owners(key, nil)); done {
+			return unwrapDeliver(err)
+		}
+	}
+	return unwrapDeliver(w.asOwner(ctx, key))
+}
+
+// unwrapDeliver gives the caller its own error back.
+func unwrapDeliver(err error) error {
+	var d *transfer.DeliverError
+	if errors.As(err, &d) {
+		return d.Err
+	}
+	return err
+}
+
+// walk is one Fetch on its way through the members.
+type walk struct {
+	p       *Peers
+	req     chunk.Request
+	deliver chunk.Deliver
+	left    *left
+	grant   string
+	failed  []string // members that failed, for those asked later
+}
+
+// noteFailed remembers a member that could not help.
+func (w *walk) noteFailed(id string) {
+	if !slices.Contains(w.failed, id) && len(w.failed) < transfer.MaxFailed-1 {
+		w.failed = append(w.failed, id)
+	}
+}
+
+// candidates asks owner and successors in their order, up to this node. done is false
+// when this node is to act as the owner.
+func (w *walk) candidates(ctx context.Context, ids []string) (done bool, err error) {
+	now := time.Now()
+	for i, id := range ids {
+		if id == w.p.cfg.Self {
+			return false, nil
+		}
+		m, ok := w.p.cfg.Members.Lookup(id)
+		if !ok || id == w.req.From {
+			continue
+		}
+		if !w.p.breakers.allow(id, now) {
+			w.noteFailed(id)
+			continue
+		}
+		if i > 0 {
+			w.p.stats.NextCandidate.Add(1)
+		}
+		err := w.askCandidate(ctx, m)
+		switch {
+		case err == nil:
+			return true, nil
+		case ends(ctx, err):
+			return true, err
+		}
+		w.noteFailed(id)
+		w.p.cfg.Logger.Info("peer could not serve", "object", w.req.Object.URI(), "blocks", w.req.Span, "peer", id, "error", err)
+	}
+	return false, nil
+}
+
+// ends reports whether an error is the answer, wherever else one might ask.
+func ends(ctx context.Context, err error) bool {
+	if ctx.Err() != nil || errors.As(err, new(*transfer.DeliverError)) {
+		return true
+	}
+	var remote *transfer.RemoteError
+	if !errors.As(err, &remote) {
+		return false
+	}
+	// ErrInvalid is about the message between us, the clock about that node.
+	if errors.Is(err, objstore.ErrInvalid) || errors.Is(err, objstore.ErrClockSkew) || errors.Is(err, objstore.ErrCredentials) {
+		return false
+	}
+	return objstore.Final(err) || errors.Is(err, objstore.ErrThrottled)
+}
+
+// askCandidate asks one member as the owner, follows where it points, and comes back
+// when that leads nowhere.
+func (w *walk) askCandidate(ctx context.Context, m Member) error {
+	redirects, busy := 0, 0
+	for {
+		if redirects == w.p.cfg.MaxRedirects && !slices.Contains(w.failed, transfer.AnyMember) {
+			w.failed = append(w.failed, transfer.AnyMember)
+		}
+		err := w.ask(ctx, m, false)
+		w.p.report(ctx, m.ID, err)
+		var redirect *transfer.RedirectError
+		var remote *transfer.RemoteError
+		switch {
+		case errors.As(err, &redirect) && redirects < w.p.cfg.MaxRedirects:
+			redirects++
+			if err := w.follow(ctx, m, redirect.Member); err == nil || ends(ctx, err) && !isRemote(err) {
+				return err
+			}
+		case errors.As(err, &remote) && remote.Class == transfer.ErrBusy && busy < w.p.cfg.MaxBusyRetries:
+			if err := pause(ctx, w.p.jitter(remote.RetryAfter<<busy)); err != nil {
+				return err
+			}
+			busy++
+		default:
+			w.failed = slices.DeleteFunc(w.failed, func(id string) bool { return id == transfer.AnyMember })
+			return err
+		}
+	}
+}
+
+func isRemote(err error) bool { return errors.As(err, new(*transfer.RemoteError)) }
+
+// errNoMember refuses a redirect to somebody who is not to be asked.
+var errNoMember = errors.New("named member is none, or has failed")
+
+// follow asks the member that an owner named for what it holds.
+func (w *walk) follow(ctx context.Context, owner Member, id string) error {
+	m, ok := w.p.cfg.Members.Lookup(id)
+	if !ok || id == w.p.cfg.Self || id == owner.ID || slices.Contains(w.failed, id) {
+		w.p.stats.RedirectsRefused.Add(1)
+		w.p.cfg.Logger.Warn("refused a redirect", "object", w.req.Object.URI(), "peer", owner.ID, "to", id)
+		w.noteFailed(id)
+		return errNoMember
+	}
+	if !w.p.breakers.allow(id, time.Now()) {
+		w.noteFailed(id)
+		return errNoMember
+	}
+	w.p.stats.RedirectsFollowed.Add(1)
+	err := w.ask(ctx, m, true)
+	w.p.report(ctx, id, err)
+	if err != nil {
+		w.noteFailed(id)
+	}
+	return err
+}
+
+// asOwner asks the owners of earlier tables for what they hold.
+func (w *walk) asOwner(ctx context.Context, key Key) error {
+	asked := 0
+	for _, id := range w.p.cfg.Ring.EarlierOwners(key, nil) {
+		m, ok := w.p.cfg.Members.Lookup(id)
+		if !ok || id == w.p.cfg.Self || id == w.req.From || slices.Contains(w.failed, id) || !w.p.breakers.allow(id, time.Now()) {
+			continue
+		}
+		err := w.ask(ctx, m, true)
+		w.p.report(ctx, id, err)
+		switch {
+		case err == nil:
+			w.p.stats.EarlierOwnerHits.Add(1)
+			return nil
+		case ctx.Err() != nil || errors.As(err, new(*transfer.DeliverError)):
+			return err
+		}
+		if asked++; asked == w.p.cfg.MaxEarlierOwners {
+			break
+		}
+	}
+	w.p.stats.ActedAsOwner.Add(1)
+	return chunk.ErrNotHeld
+}
+
+// ask requests what is left from one member, run of blocks by run.
+func (w *walk) ask(ctx context.Context, m Member, heldOnly bool) error {
+	for {
+		span, ok := w.left.next()
+		if !ok {
+			return nil
+		}
+		req := transfer.Request{Request: w.req, Failed: w.failed}
+		req.Span = span
+		req.Hops++
+		req.HeldOnly = heldOnly
+		if !heldOnly {
+			req.Grant = w.grant
+		}
+		if err := w.p.cfg.Transfer.Fetch(ctx, transfer.Target{ID: m.ID, Addr: m.Addr}, req, w.deliver); err != nil {
+			return err
+		}
+	}
+}
+
+// left is which blocks of a span are still wanted.
+type left struct {
+	span chunk.Span
+	have []bool
+}
+
+func newLeft(s chunk.Span) *left { return &left{span: s, have: make([]bool, s.Count)} }
+
+func (l *left) remove(block uint32) { l.have[block-l.span.First] = true }
+
+// next returns the first run of blocks that are wanted.
+func (l *left) next() (chunk.Span, bool) {
+	first := slices.Index(l.have, false)
+	if first < 0 {
+		return chunk.Span{}, false
+	}
+	n := slices.Index(l.have[first:], true)
+	if n < 0 {
+		n = len(l.have) - first
+	}
+	return chunk.Span{First: l.span.First + uint32(first), Count: uint32(n)}, true
+}
+
+// isDamage reports whether a member sent what cannot be believed.
+func isDamage(err error) bool {
+	return errors.Is(err, chunk.ErrCorrupt) || errors.Is(err, transfer.ErrMalformed) || errors.Is(err, transfer.ErrImpostor)
+}

@@ -1,0 +1,125 @@
+// Package peer finds the other nodes and gets blocks and names from them: the
+// cluster as one chunk.Fetcher and one objstore.Names ([Peers]), and this node's
+// answer to the same questions ([Server]).
+//
+// It promises that a request passes at most two nodes, that every block was
+// checked on arrival, that only current members are asked and believed, and that a
+// member which is dead, slow or damaged costs a retry elsewhere, never an error:
+// when nobody is left it says chunk.ErrNotHeld, and the caller asks the origin.
+//
+// It leaves to others: who owns what ([Ring], implemented by peer/ring), who is a
+// member ([Members], by peer/member), bytes of one chunk between two nodes
+// (peer/transfer), whom an owner names to those it does not serve itself
+// (peer/broadcast), and the cache in front of it. These four are parts of this
+// package, as is the wire form of its control calls, peer/peerpb.
+package peer
+
+import (
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/shardwell/shardwell/internal/chunk"
+	"github.com/shardwell/shardwell/peer/transfer"
+)
+
+// Key is a place on the ring, as peer/ring computes it.
+type Key = uint64
+
+// Ring says who owns what by the present table, and who did by earlier ones.
+// Methods are safe for concurrent use, do not block, and append to buf.
+type Ring interface {
+	// KeyOfBlocks returns the key of the chunk in which span lies, or of the whole
+	// object when that has one owner.
+	KeyOfBlocks(obj chunk.Object, id chunk.ObjectID, span chunk.Span) Key
+	// KeyOfName returns the key of a directory of a bucket.
+	KeyOfName(name string) Key
+	// Owners appends the ring ids of the owner and its successors, in the order in
+	// which they are to be asked; members that are restarting are left out.
+	Owners(key Key, buf []string) []string
+	// EarlierOwners appends the ring ids of owners by earlier tables, newest first,
+	// without the present owner.
+	EarlierOwners(key Key, buf []string) []string
+}
+
+// Member is another node as membership knows it.
+type Member struct {
+	ID   string // ring id
+	Name string // for people
+	Addr string // host:port of its peer port
+	Zone string
+	Rack string
+}
+
+// Members knows who belongs to the cluster now. Safe for concurrent use.
+type Members interface {
+	// Lookup returns a current member by its ring id.
+	Lookup(id string) (Member, bool)
+	// All returns every current member, this node included.
+	All() []Member
+}
+
+// Config is what [New] needs. Zero durations and counts mean the defaults.
+type Config struct {
+	Self     string // ring id of this node
+	Version  string // of the program, for people
+	Geometry chunk.Geometry
+	Ring     Ring
+	Members  Members
+	Transfer *transfer.Client
+	Signer   *transfer.Signer // signs control calls; nil in a cluster without a secret
+	Logger   *slog.Logger     // nil discards
+
+	// Dial opens the connection of control calls; nil dials TCP.
+	Dial transfer.DialFunc
+
+	// CallTimeout bounds one control call to one member, default 10 s.
+	CallTimeout time.Duration
+	// MaxRedirects is how many members an owner may name for one request before it
+	// has to serve it itself, default 3.
+	MaxRedirects int
+	// MaxEarlierOwners is how many owners by earlier tables are asked, default 3.
+	MaxEarlierOwners int
+	// MaxBusyRetries is how often a member that has too many streams is asked
+	// again before the next one is, default 4.
+	MaxBusyRetries int
+
+	Breaker BreakerConfig
+	// Rand gives the jitter; nil means a source of its own.
+	Rand *rand.Rand
+}
+
+func (c *Config) setDefaults() {
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.CallTimeout == 0 {
+		c.CallTimeout = 10 * time.Second
+	}
+	if c.MaxRedirects == 0 {
+		c.MaxRedirects = 3
+	}
+	if c.MaxEarlierOwners == 0 {
+		c.MaxEarlierOwners = 3
+	}
+	if c.MaxBusyRetries == 0 {
+		c.MaxBusyRetries = 4
+	}
+}
+
+// Validate reports what is missing.
+func (c Config) Validate() error {
+	switch {
+	case c.Self == "":
+		return errors.New("peer: no ring id for this node")
+	case c.Ring == nil || c.Members == nil:
+		return errors.New("peer: no ring or no members")
+	case c.Transfer == nil:
+		return errors.New("peer: no transfer client")
+	}
+	if err := c.Geometry.Validate(); err != nil {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,201 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/shardwell/shardwell/internal/chunk"
+	"github.com/shardwell/shardwell/objstore"
+	"github.com/shardwell/shardwell/peer/broadcast"
+	"github.com/shardwell/shardwell/peer/peerpb"
+	"github.com/shardwell/shardwell/peer/transfer"
+)
+
+// ServerConfig is what [NewServer] needs. Zero durations and counts mean the defaults.
+type ServerConfig struct {
+	Self     string // ring id of this node
+	Version  string // of the program, for people
+	Geometry chunk.Geometry
+	Lender   chunk.Lender   // blocks of this node
+	Names    objstore.Names // names from this node's cache, or as their owner
+	Members  Members
+	Stats    *Stats                // shared with Peers; nil for one of its own
+	Transfer *transfer.Stats       // shared with the transfer client; nil likewise
+	Verifier *transfer.Verifier    // nil only in a cluster without a secret
+	Plan     broadcast.Config      // whom to send to
+	Logger   *slog.Logger          // nil discards
+	RingHash func() uint64         // of the present table, for Hello; may be nil
+	Forget   ForgetFunc            // nil forgets nothing
+	Status   StatusFunc            // nil says "{}"
+	Bounds   transfer.ServerConfig // MaxStreams and timeouts; the other fields are set here
+
+	// Grace is how long streams under way may go on after Run's context ended,
+	// default 3 s.
+	Grace time.Duration
+}
+
+// ForgetFunc drops what this node knows of the names under a prefix and returns how
+// many there were.
+type ForgetFunc func(ctx context.Context, b objstore.Bucket, prefix string) (int, error)
+
+// StatusFunc returns this node's own status as JSON.
+type StatusFunc func(ctx context.Context) ([]byte, error)
+
+// Server answers the other members on the peer port.
+type Server struct {
+	cfg  ServerConfig
+	gate *gate
+}
+
+// NewServer returns a Server; nothing listens before [Server.Run].
+func NewServer(cfg ServerConfig) (*Server, error) {
+	if cfg.Self == "" || cfg.Lender == nil || cfg.Names == nil || cfg.Members == nil {
+		return nil, errors.New("peer server: ring id, lender, names or members are missing")
+	}
+	if err := cfg.Geometry.Validate(); err != nil {
+		return nil, fmt.Errorf("peer server: %w", err)
+	}
+	if cfg.Stats == nil {
+		cfg.Stats = new(Stats)
+	}
+	if cfg.Transfer == nil {
+		cfg.Transfer = new(transfer.Stats)
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Grace == 0 {
+		cfg.Grace = 3 * time.Second
+	}
+	return &Server{cfg: cfg, gate: &gate{geometry: cfg.Geometry, members: cfg.Members, stats: cfg.Stats, plan: broadcast.New(cfg.Plan)}}, nil
+}
+
+// Run serves the peer port on l until ctx ends, and then for Grace what is under
+// way. It closes l, and returns when every connection and goroutine has ended.
+func (s *Server) Run(ctx context.Context, l net.Listener) error {
+	port := transfer.NewPort(l, s.cfg.Transfer)
+	blocks := s.blocks()
+	calls := s.calls()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var errs []error
+	run := func(what string, f func() error) {
+		wg.Go(func() {
+			err := f()
+			if err != nil && ctx.Err() == nil && !errors.Is(err, net.ErrClosed) {
+				mu.Lock()
+				errs = append(errs, fmt.Errorf("peer port: %s: %w", what, err))
+				mu.Unlock()
+			}
+			cancel()
+		})
+	}
+	run("accept", func() error { return port.Run(ctx) })
+	run("blocks", func() error {
+		if err := blocks.Serve(port.HTTP1()); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+	run("calls", func() error { return calls.Serve(port.HTTP2()) })
+	<-ctx.Done()
+	s.stop(blocks, calls)
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func (s *Server) blocks() *http.Server {
+	cfg := s.cfg.Bounds
+	cfg.Self, cfg.Geometry, cfg.Lender, cfg.Gate = s.cfg.Self, s.cfg.Geometry, s.cfg.Lender, s.gate
+	cfg.Verifier, cfg.Stats, cfg.Logger = s.cfg.Verifier, s.cfg.Transfer, s.cfg.Logger
+	return transfer.NewServer(cfg).HTTP()
+}
+
+func (s *Server) calls() *grpc.Server {
+	g := grpc.NewServer(
+		grpc.UnaryInterceptor(transfer.RPCInterceptor(s.cfg.Verifier, s.cfg.Self)),
+		grpc.MaxRecvMsgSize(maxCallBytes), grpc.MaxSendMsgSize(maxCallBytes),
+		grpc.MaxConcurrentStreams(256),
+		grpc.ConnectionTimeout(10*time.Second),
+		grpc.MaxHeaderListSize(16<<10),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: 2 * callIdleTimeout, Time: 10 * time.Second, Timeout: 5 * time.Second}),
+	)
+	peerpb.RegisterPeerServer(g, &answers{cfg: s.cfg})
+	return g
+}
+
+// stop lets both servers finish within Grace and then cuts what is left.
+func (s *Server) stop(blocks *http.Server, calls *grpc.Server) {
+	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.Grace)
+	defer cancel()
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if blocks.Shutdown(ctx) != nil {
+			blocks.Close()
+		}
+	})
+	wg.Go(func() {
+		stop := context.AfterFunc(ctx, calls.Stop)
+		defer stop()
+		calls.GracefulStop()
+	})
+	wg.Wait()
+}
+
+// gate asks the plan, under its lock, and holds what it says against membership.
+type gate struct {
+	geometry chunk.Geometry
+	members  Members
+	stats    *Stats
+
+	mu   sync.Mutex
+	plan *broadcast.Plan // guarded by mu
+}
+
+// Admit implements transfer.Gate.
+func (g *gate) Admit(_ context.Context, req transfer.Request) transfer.Verdict {
+	if req.HeldOnly {
+		return transfer.Verdict{} // the asker was sent here, or asks what only we can know
+	}
+	ask := broadcast.Request{Chunk: broadcast.Chunk{Object: req.ID, Index: g.geometry.ChunkOf(req.Span.First)}, Span: req.Span,
+		Member: req.From, Failed: req.Failed}
+	if m, ok := g.members.Lookup(req.From); ok {
+		ask.Zone, ask.Rack = m.Zone, m.Rack
+	}
+	for _, f := range req.Failed {
+		ask.ServeOnly = ask.ServeOnly || f == transfer.AnyMember
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for {
+		d := g.plan.Ask(time.Now(), ask)
+		if d.Redirect == "" {
+			break
+		}
+		if _, ok := g.members.Lookup(d.Redirect); ok {
+			g.stats.RedirectsGiven.Add(1)
+			return transfer.Verdict{Redirect: d.Redirect}
+		}
+		g.plan.Leave(d.Redirect)
+	}
+	return transfer.Verdict{Done: func(err error) {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if err == nil {
+			g.plan.Done(time.Now(), ask.Chunk, ask.Member)
+		} else {
+			g.plan.Failed(time.Now(), ask.Chunk, ask.Member)
+		}
+	}}
+}

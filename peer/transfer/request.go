@@ -1,0 +1,268 @@
+package transfer
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/shardwell/shardwell/internal/chunk"
+	"github.com/shardwell/shardwell/objstore"
+)
+
+// Names of the headers, part of the protocol.
+const (
+	headerObject     = "Shardwell-Object"     // base64url of the object's encoding
+	headerGeometry   = "Shardwell-Geometry"   // chunk/block, bytes
+	headerTo         = "Shardwell-To"         // ring id of the member meant
+	headerFrom       = "Shardwell-From"       // ring id of the member that asks
+	headerHops       = "Shardwell-Hops"       //
+	headerHeldOnly   = "Shardwell-Held-Only"  // "1" or absent
+	headerBackground = "Shardwell-Background" // "1" or absent
+	headerFailed     = "Shardwell-Failed"     // ring ids, comma-separated, or AnyMember
+	headerGrant      = "Shardwell-Grant"      // a presigned URL; a secret
+	headerAuth       = "Authorization"
+
+	headerProof    = "Shardwell-Proof"    // of an answer
+	headerError    = "Shardwell-Error"    // class of an error
+	headerRedirect = "Shardwell-Redirect" // ring id of the member to ask
+)
+
+// Limits of a request.
+const (
+	MaxFailed        = 16   // members named as failed
+	MaxMemberIDBytes = 128  // of a ring id
+	maxGrantBytes    = 8192 // of a presigned URL
+
+	// maxHeaderBytes has room for the longest identity and grant.
+	maxHeaderBytes = 32 << 10
+	// maxMessageBytes of an error's text are sent and read.
+	maxMessageBytes = 512
+)
+
+// AnyMember among the failed members says: name nobody, answer yourself.
+const AnyMember = "*"
+
+const (
+	blocksPath  = "/v1/blocks/"
+	suspectPath = "/v1/suspect/"
+)
+
+// Request is a request for blocks as it crosses the wire.
+type Request struct {
+	chunk.Request
+	// Failed are the members that the asker could not get the blocks from.
+	Failed []string
+	// Grant is a presigned URL on whose strength the owner may ask the origin. It
+	// is a secret: String and LogValue leave it out.
+	Grant string
+}
+
+func (r Request) String() string {
+	s := fmt.Sprintf("%s %v hops=%d", r.ID, r.Span, r.Hops)
+	if r.HeldOnly {
+		s += " held-only"
+	}
+	return s
+}
+
+// LogValue keeps the grant out of logs.
+func (r Request) LogValue() slog.Value { return slog.StringValue(r.String()) }
+
+type grantKey struct{}
+
+// WithGrant returns a context that carries a request's grant to whoever asks the origin.
+func WithGrant(ctx context.Context, grant string) context.Context {
+	if grant == "" {
+		return ctx
+	}
+	return context.WithValue(ctx, grantKey{}, grant)
+}
+
+// GrantOf returns the grant that ctx carries, or "".
+func GrantOf(ctx context.Context) string {
+	g, _ := ctx.Value(grantKey{}).(string)
+	return g
+}
+
+// target returns the request's path.
+func (r Request) target() string {
+	return blocksPath + r.ID.String() + "/" + strconv.FormatUint(uint64(r.Span.First), 10) + "-" +
+		strconv.FormatUint(uint64(r.Span.End()-1), 10)
+}
+
+func geometryHeader(g chunk.Geometry) string {
+	return strconv.FormatInt(g.ChunkBytes, 10) + "/" + strconv.FormatInt(g.BlockBytes, 10)
+}
+
+// setHeaders writes everything but path and signature.
+func (r Request) setHeaders(h http.Header, to string, g chunk.Geometry) {
+	h[headerObject] = []string{b64.EncodeToString(r.Object.AppendBinary(nil))}
+	h[headerGeometry] = []string{geometryHeader(g)}
+	h[headerTo] = []string{to}
+	h[headerFrom] = []string{r.From}
+	h[headerHops] = []string{strconv.Itoa(r.Hops)}
+	if r.HeldOnly {
+		h[headerHeldOnly] = []string{"1"}
+	}
+	if r.Background {
+		h[headerBackground] = []string{"1"}
+	}
+	if len(r.Failed) > 0 {
+		h[headerFailed] = []string{strings.Join(r.Failed, ",")}
+	}
+	if r.Grant != "" {
+		h[headerGrant] = []string{r.Grant}
+	}
+}
+
+// signedFields lists what a signature covers: method, target and every header
+// that means something.
+func signedFields(method, target string, h http.Header) []string {
+	return []string{method, target, h.Get(headerTo), h.Get(headerFrom), h.Get(headerObject), h.Get(headerGeometry),
+		h.Get(headerHops), h.Get(headerHeldOnly), h.Get(headerBackground), h.Get(headerFailed), h.Get(headerGrant)}
+}
+
+// invalid is an error of class objstore.ErrInvalid, for requests nobody can answer.
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{objstore.ErrInvalid}, args...)...)
+}
+
+// parseRequest is the strict inverse of target and setHeaders.
+func parseRequest(path string, h http.Header, g chunk.Geometry) (Request, error) {
+	var r Request
+	for _, name := range [...]string{headerObject, headerGeometry, headerTo, headerFrom, headerHops, headerHeldOnly,
+		headerBackground, headerFailed, headerGrant, headerAuth} {
+		if len(h[name]) > 1 {
+			return r, invalid("header %s comes twice", name)
+		}
+	}
+	if got := h.Get(headerGeometry); got != geometryHeader(g) {
+		return r, invalid("chunk and block size %q, ours are %s", got, geometryHeader(g))
+	}
+	var err error
+	if r.ID, r.Span, err = parseTarget(path); err != nil {
+		return r, err
+	}
+	enc, err := b64.DecodeString(h.Get(headerObject))
+	if err != nil {
+		return r, invalid("object identity: %v", err)
+	}
+	if r.Object, err = chunk.ParseObject(enc); err != nil {
+		return r, invalid("%v", err)
+	}
+	if r.Object.ID() != r.ID {
+		return r, invalid("object identity is not that of %v", r.ID)
+	}
+	if r.Span.End() > g.Blocks(r.Object.Size) || g.ChunkOf(r.Span.First) != g.ChunkOf(r.Span.End()-1) {
+		return r, invalid("%v of an object of %d bytes: must lie within one chunk", r.Span, r.Object.Size)
+	}
+	if err := r.parseFlags(h); err != nil {
+		return r, err
+	}
+	return r, nil
+}
+
+func (r *Request) parseFlags(h http.Header) error {
+	hops, err := strconv.ParseUint(h.Get(headerHops), 10, 8)
+	// A question of what is held does not go further, so it may come from the last hop.
+	if err != nil || hops < 1 || hops > chunk.MaxHops+1 {
+		return invalid("hops %q", h.Get(headerHops))
+	}
+	r.Hops = int(hops)
+	for _, f := range [...]struct {
+		name string
+		to   *bool
+	}{{headerHeldOnly, &r.HeldOnly}, {headerBackground, &r.Background}} {
+		switch h.Get(f.name) {
+		case "":
+		case "1":
+			*f.to = true
+		default:
+			return invalid("header %s", f.name)
+		}
+	}
+	r.From = h.Get(headerFrom)
+	if !validMemberID(r.From) {
+		return invalid("asking member %q", r.From)
+	}
+	if failed := h.Get(headerFailed); failed != "" {
+		r.Failed = strings.Split(failed, ",")
+	}
+	if len(r.Failed) > MaxFailed {
+		return invalid("%d failed members", len(r.Failed))
+	}
+	for _, id := range r.Failed {
+		if id != AnyMember && !validMemberID(id) {
+			return invalid("failed member %q", id)
+		}
+	}
+	r.Grant = h.Get(headerGrant)
+	if len(r.Grant) > maxGrantBytes {
+		return invalid("grant of %d bytes", len(r.Grant))
+	}
+	return nil
+}
+
+// validMemberID accepts what can stand in a header and in a list.
+func validMemberID(id string) bool {
+	if id == "" || len(id) > MaxMemberIDBytes {
+		return false
+	}
+	for i := range len(id) {
+		if c := id[i]; c <= ' ' || c > '~' || c == ',' || c == '*' {
+			return false
+		}
+	}
+	return true
+}
+
+// parseTarget takes /v1/blocks/{id}/{first}-{last} apart.
+func parseTarget(path string) (chunk.ObjectID, chunk.Span, error) {
+	var id chunk.ObjectID
+	rest, ok := strings.CutPrefix(path, blocksPath)
+	name, blocks, ok2 := strings.Cut(rest, "/")
+	if !ok || !ok2 {
+		return id, chunk.Span{}, invalid("path %q", path)
+	}
+	id, err := chunk.ParseObjectID(name)
+	if err != nil {
+		return id, chunk.Span{}, invalid("%v", err)
+	}
+	a, b, ok := strings.Cut(blocks, "-")
+	first, ok1 := parseBlock(a)
+	last, ok2 := parseBlock(b)
+	if !ok || !ok1 || !ok2 || last < first || last-first >= maxSpanBlocks {
+		return id, chunk.Span{}, invalid("blocks %q", blocks)
+	}
+	return id, chunk.Span{First: first, Count: last - first + 1}, nil
+}
+
+// parseSuspect takes /v1/suspect/{id}/{block} apart.
+func parseSuspect(path string) (chunk.ObjectID, uint32, error) {
+	rest, ok := strings.CutPrefix(path, suspectPath)
+	name, number, ok2 := strings.Cut(rest, "/")
+	block, ok3 := parseBlock(number)
+	if !ok || !ok2 || !ok3 {
+		return chunk.ObjectID{}, 0, invalid("path %q", path)
+	}
+	id, err := chunk.ParseObjectID(name)
+	if err != nil {
+		return id, 0, invalid("%v", err)
+	}
+	return id, block, nil
+}
+
+// maxBlocks is behind the last block of the largest object.
+const maxBlocks = chunk.MaxObjectBytes / chunk.MinBlockBytes
+
+// parseBlock accepts the one canonical spelling of a block's number.
+func parseBlock(s string) (uint32, bool) {
+	n, err := strconv.ParseUint(s, 10, 32)
+	if err != nil || n >= maxBlocks || strconv.FormatUint(n, 10) != s {
+		return 0, false
+	}
+	return uint32(n), true
+}
