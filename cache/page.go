@@ -1,7 +1,6 @@
 package cache
 
 import (
-	"container/list"
 	"sync"
 	"sync/atomic"
 
@@ -23,8 +22,9 @@ type page struct {
 
 	// Under pages.mu:
 	refs    int
-	dropped bool          // to be freed with the last reference
-	idle    *list.Element // in pages.lru, exactly when refs is 0
+	dropped bool  // to be freed with the last reference
+	prev    *page // in the ring of idle pages, exactly when refs is 0
+	next    *page
 	done    chan struct{} // of borrowed data: closed with the last reference
 }
 
@@ -38,13 +38,38 @@ type pages struct {
 
 	mu   sync.Mutex
 	m    map[pageKey]*page
-	used int       // buffers taken from the arena, those being filled included
-	lru  list.List // of idle *page, the oldest first
+	used int  // buffers taken from the arena, those being filled included
+	idle page // root of the ring of pages that nobody holds; next is the oldest
 	shut bool
 }
 
 func newPages(arena *mem.Arena, max int, count *atomic.Int64) *pages {
-	return &pages{arena: arena, max: max, count: count, m: make(map[pageKey]*page)}
+	ps := &pages{arena: arena, max: max, count: count, m: make(map[pageKey]*page)}
+	ps.idle.prev, ps.idle.next = &ps.idle, &ps.idle
+	return ps
+}
+
+// rest makes p the newest idle page. The ring is in the pages themselves: a read
+// that hits memory allocates nothing.
+func (ps *pages) rest(p *page) {
+	p.prev, p.next = ps.idle.prev, &ps.idle
+	p.prev.next, p.next.prev = p, p
+}
+
+// rouse takes p out of the ring, if it is in it.
+func (ps *pages) rouse(p *page) {
+	if p.next != nil {
+		p.prev.next, p.next.prev = p.next, p.prev
+		p.prev, p.next = nil, nil
+	}
+}
+
+// oldest returns the page idle for longest, or nil.
+func (ps *pages) oldest() *page {
+	if p := ps.idle.next; p != &ps.idle {
+		return p
+	}
+	return nil
 }
 
 // get returns a page and holds it until put, or nil.
@@ -66,10 +91,7 @@ func (ps *pages) has(key pageKey) bool {
 
 func (ps *pages) hold(p *page) {
 	p.refs++
-	if p.idle != nil {
-		ps.lru.Remove(p.idle)
-		p.idle = nil
-	}
+	ps.rouse(p)
 }
 
 // retain adds a hold to a page that is held.
@@ -91,7 +113,7 @@ func (ps *pages) put(p *page) {
 	case p.dropped || ps.shut:
 		ps.free(p)
 	default:
-		p.idle = ps.lru.PushBack(p)
+		ps.rest(p)
 	}
 }
 
@@ -109,11 +131,10 @@ func (ps *pages) buffer() []byte {
 			return buf
 		}
 	}
-	e := ps.lru.Front()
-	if e == nil {
+	p := ps.oldest()
+	if p == nil {
 		return nil
 	}
-	p := e.Value.(*page)
 	ps.unlink(p)
 	buf := p.buf
 	p.buf, p.data = nil, nil
@@ -184,10 +205,7 @@ func (ps *pages) drop(key pageKey) {
 
 // unlink takes p out of the map and the list.
 func (ps *pages) unlink(p *page) {
-	if p.idle != nil {
-		ps.lru.Remove(p.idle)
-		p.idle = nil
-	}
+	ps.rouse(p)
 	if ps.m[p.key] == p {
 		delete(ps.m, p.key)
 		ps.count.Add(-1)
@@ -206,7 +224,7 @@ func (ps *pages) close() {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	ps.shut = true
-	for e := ps.lru.Front(); e != nil; e = ps.lru.Front() {
-		ps.free(e.Value.(*page))
+	for p := ps.oldest(); p != nil; p = ps.oldest() {
+		ps.free(p)
 	}
 }
