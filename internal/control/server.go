@@ -25,9 +25,10 @@ const (
 
 // Server answers on the control socket for one node.
 type Server struct {
-	node    Node
-	version string
-	log     *slog.Logger
+	node     Node
+	version  string
+	log      *slog.Logger
+	patience time.Duration // with requests at work when the server stops
 }
 
 // NewServer returns a server for node. version is what [Client.Version] gets to
@@ -36,7 +37,7 @@ func NewServer(node Node, version string, log *slog.Logger) *Server {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Server{node: node, version: version, log: log}
+	return &Server{node: node, version: version, log: log, patience: stopTimeout}
 }
 
 // Run serves on a listener made by [Listen] until ctx ends or the listener
@@ -58,7 +59,7 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 		return fmt.Errorf("control socket %s: %w", l.Addr(), err)
 	case <-ctx.Done():
 	}
-	cut := time.AfterFunc(stopTimeout, g.Stop)
+	cut := time.AfterFunc(s.patience, g.Stop)
 	g.GracefulStop()
 	cut.Stop()
 	<-served
