@@ -15,6 +15,7 @@ const (
 	seedInterval     = 15 * time.Second // between looks at the names, ± half: a healed split is one ring within a minute
 	seedFirstRetry   = 500 * time.Millisecond
 	seedFirstTimeout = 5 * time.Second // then a node that reaches nobody takes itself for alone
+	seedSettle       = 3 * time.Second // ± half, after which a new member exchanges states once more
 	lookupTimeout    = 5 * time.Second
 	maxSeedAddresses = 20_000 // of all names together
 )
@@ -24,13 +25,18 @@ const (
 func (g *Group) seedLoop(ctx context.Context, asked chan<- struct{}) {
 	giveUp := time.Now().Add(seedFirstTimeout)
 	retry := seedFirstRetry
-	for waiting := true; ; {
+	for waiting, settled := true, false; ; {
 		contacted, missing := g.askSeeds(ctx)
 		wait := seedInterval/2 + rand.N(seedInterval)
+		if !waiting && !settled {
+			settled = true
+			g.exchange()
+		}
 		if waiting {
 			if contacted > 0 || missing == 0 || time.Now().After(giveUp) {
 				close(asked)
 				waiting = false
+				wait = seedSettle/2 + rand.N(seedSettle)
 			} else {
 				wait = min(retry/2+rand.N(retry), max(0, time.Until(giveUp))+time.Millisecond)
 				retry *= 2
@@ -68,6 +74,24 @@ func (g *Group) askSeeds(ctx context.Context) (contacted, missing int) {
 		contacted++
 	}
 	return contacted, missing
+}
+
+// exchange exchanges states with one member at random. When many start at once, gossip misses
+// some: its rumours die out after a time that follows from how few members each knew at first.
+func (g *Group) exchange() {
+	var others []netip.AddrPort
+	for _, m := range g.Members() {
+		if m.State == Alive && !m.Self {
+			others = append(others, m.Addr)
+		}
+	}
+	if len(others) == 0 {
+		return
+	}
+	a := others[rand.IntN(len(others))]
+	if _, err := g.list.Join([]string{a.String()}); err != nil {
+		g.cfg.Logger.Debug("membership: exchange states", "address", a.String(), "error", err)
+	}
 }
 
 // missing returns the addresses of seeds, and of members that stopped answering, at which

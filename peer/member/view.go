@@ -131,10 +131,17 @@ func (v *view) up(p process) {
 			logMember(v.log, slog.LevelInfo, "member joined", p.name, p.addr, "id", p.rec.ID, "zone", p.rec.Zone, "rack", p.rec.Rack)
 		}
 	}
-	if !p.before(pl.last) {
-		pl.last = p
-	}
+	pl.choose()
 	v.signal()
+}
+
+// choose makes the newest of the living processes the one that holds the place.
+func (pl *place) choose() {
+	for i, p := range pl.live {
+		if i == 0 || pl.last.before(p) {
+			pl.last = p
+		}
+	}
 }
 
 // before reports whether p yields to q, of the same ring id.
@@ -161,6 +168,7 @@ func (v *view) down(p process, now time.Time) {
 	if p.name == pl.last.name {
 		pl.last.rec = p.rec
 	}
+	pl.choose()
 	v.stats.Leaves.Add(1)
 	what := "member stopped answering"
 	if p.rec.Restarting || p.rec.Leaving {

@@ -1,0 +1,97 @@
+package member
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// fakeResolver answers every name with the addresses that it was given.
+type fakeResolver struct {
+	mu    sync.Mutex
+	hosts []string
+}
+
+func (r *fakeResolver) add(a netip.AddrPort) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.hosts = append(r.hosts, a.Addr().String())
+}
+
+func (r *fakeResolver) LookupHost(context.Context, string) ([]string, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.hosts) == 0 {
+		return nil, errors.New("no such host")
+	}
+	return slices.Clone(r.hosts), nil
+}
+
+func TestNoMoreThanThreeSeedsAreAskedAndNoneOnceAllAreMembers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		defer c.stopAll()
+		names := &fakeResolver{}
+		for _, id := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
+			names.add(c.add(id).addr)
+		}
+		c.eventually(30*time.Second, "start", c.allKnow(8))
+		cfg := c.config("late")
+		cfg.Join, cfg.Resolver = []string{"peers.example"}, names
+		late := c.start(cfg, c.net.Addr())
+		c.nodes = append(c.nodes, late)
+		c.eventually(30*time.Second, "the late one is in", c.allKnow(9))
+		time.Sleep(5 * time.Minute)
+		if n := late.Stats().SeedContacts.Load(); n != seedContacts {
+			t.Errorf("%d exchanges with seeds, want %d", n, seedContacts)
+		}
+	})
+}
+
+func TestANodeWhoseSeedsAreAwayGoesOnAloneAndFindsThemLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		defer c.stopAll()
+		later := c.net.Addr()
+		cfg := c.config("early")
+		cfg.Join = []string{later.String()}
+		early := c.start(cfg, c.net.Addr())
+		c.nodes = append(c.nodes, early)
+		took := c.eventually(seedFirstTimeout+time.Second, "it takes itself for alone", c.allKnow(1))
+		if took < seedFirstTimeout/2 {
+			t.Errorf("it gave up after %s", took)
+		}
+		other := c.config("other")
+		other.Join = nil
+		c.nodes = append(c.nodes, c.start(other, later))
+		c.eventually(time.Minute, "they found each other", c.allKnow(2))
+	})
+}
+
+func TestNamesToJoinAreReadAsPeopleWriteThem(t *testing.T) {
+	names := &fakeResolver{hosts: []string{"10.0.0.1", "fd00::1"}}
+	g := &Group{cfg: Config{Resolver: names, BindPort: 7000}}
+	for name, want := range map[string][]string{
+		"10.1.2.3":      {"10.1.2.3:7000"},
+		"10.1.2.3:99":   {"10.1.2.3:99"},
+		"[fd00::2]:99":  {"[fd00::2]:99"},
+		"fd00::2":       {"[fd00::2]:7000"},
+		"seed.local":    {"10.0.0.1:7000", "[fd00::1]:7000"},
+		"seed.local:99": {"10.0.0.1:99", "[fd00::1]:99"},
+		"seed.local:x":  nil,
+	} {
+		addrs, err := g.resolve(context.Background(), name)
+		var got []string
+		for _, a := range addrs {
+			got = append(got, a.String())
+		}
+		if !slices.Equal(got, want) || (err != nil) != (want == nil) {
+			t.Errorf("%s: %v, %v; want %v", name, got, err, want)
+		}
+	}
+}
