@@ -42,6 +42,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -129,6 +130,7 @@ type Dir struct {
 	boot    [16]byte
 	nodeID  string
 	lock    FSFile
+	access  int // how files are opened: O_RDWR, or O_RDONLY to only look
 	scratch *mem.Arena
 	ledger  ledger
 	kick    chan struct{} // wakes Run to evict
@@ -166,12 +168,13 @@ func Open(cfg Config) (*Dir, error) {
 		cfg.MaxOpen = defaultMaxOpen()
 	}
 	d := &Dir{
-		cfg:  cfg,
-		fs:   cfg.FS,
-		log:  cfg.Logger.With("cacheDir", cfg.Path),
-		boot: bootID(cfg.BootID),
-		kick: make(chan struct{}, 1),
-		open: make(map[chunk.ObjectID]*File),
+		cfg:    cfg,
+		fs:     cfg.FS,
+		log:    cfg.Logger.With("cacheDir", cfg.Path),
+		boot:   bootID(cfg.BootID),
+		access: os.O_RDWR,
+		kick:   make(chan struct{}, 1),
+		open:   make(map[chunk.ObjectID]*File),
 	}
 	var err error
 	blocks := scratchPerCPU * runtime.GOMAXPROCS(0)

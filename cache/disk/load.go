@@ -88,7 +88,7 @@ func lost(loss Loss, format string, args ...any) error {
 // readFiles opens what is on the disk. What is damaged is removed, counted and
 // logged, and then absent. Callers hold f.mu.
 func (f *File) readFiles() error {
-	meta, err := f.d.fs.OpenFile(f.d.metaPath(f.id), os.O_RDWR, 0)
+	meta, err := f.d.fs.OpenFile(f.d.metaPath(f.id), f.d.access, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -133,7 +133,7 @@ func (f *File) readBody(meta FSFile) error {
 	case st.Size != l.end:
 		return lost(LossTruncated, "sidecar has %d bytes, want %d", st.Size, l.end)
 	}
-	data, err := d.fs.OpenFile(d.dataPath(f.id), os.O_RDWR, 0)
+	data, err := d.fs.OpenFile(d.dataPath(f.id), d.access, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return lost(LossNoData, "sidecar without data")
 	}

@@ -131,9 +131,19 @@ func explain(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// layoutText is what the file layout says for a geometry.
+// layoutFormat is the text of the file layout: layout version, chunk and block size.
+const layoutFormat = "shardwell cache, layout %d, chunk %d, block %d"
+
 func layoutText(g chunk.Geometry) string {
-	return fmt.Sprintf("shardwell cache, layout %d, chunk %d, block %d", LayoutVersion, g.ChunkBytes, g.BlockBytes)
+	return fmt.Sprintf(layoutFormat, LayoutVersion, g.ChunkBytes, g.BlockBytes)
+}
+
+func parseLayout(text string) (g chunk.Geometry, err error) {
+	var version int
+	if _, err := fmt.Sscanf(text, layoutFormat, &version, &g.ChunkBytes, &g.BlockBytes); err != nil || version != LayoutVersion {
+		return g, fmt.Errorf("layout is %q, which this version does not know", text)
+	}
+	return g, g.Validate()
 }
 
 func (d *Dir) checkLayout() error {
