@@ -1,0 +1,81 @@
+package disk
+
+import (
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/shardwell/shardwell/cache/evict"
+	"github.com/shardwell/shardwell/internal/chunk"
+)
+
+// flipByte inverts one byte of a file.
+func flipByte(t testing.TB, name string, off int64) {
+	t.Helper()
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		return // a fault left no file
+	}
+	defer f.Close()
+	var b [1]byte
+	if _, err := f.ReadAt(b[:], off); err != nil {
+		t.Fatal(err)
+	}
+	b[0] ^= 0xff
+	if _, err := f.WriteAt(b[:], off); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func writeAt(t testing.TB, name string, p []byte, off int64) {
+	t.Helper()
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteAt(p, off); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func victim(id chunk.ObjectID) evict.Candidate {
+	return evict.Candidate{ID: id, LastUse: math.MaxInt64}
+}
+
+// onDisk adds up what lies below objects/, with the file system's own figures.
+func onDisk(t testing.TB, d *Dir) (used int64) {
+	t.Helper()
+	err := filepath.WalkDir(d.path(objectsName), func(_ string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		info, err := e.Info()
+		if err == nil {
+			used += info.Sys().(*syscall.Stat_t).Blocks * 512
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return used
+}
+
+// checkLedger compares the accounting with the disk, when nothing is at work.
+func checkLedger(t testing.TB, d *Dir) {
+	t.Helper()
+	var sum int64
+	for _, n := range d.ledger.byPrefix {
+		sum += n
+	}
+	if got, want := d.ledger.sum, onDisk(t, d); got != want || sum != got {
+		t.Errorf("ledger says %d bytes (%d by prefix), the disk %d", got, sum, want)
+	}
+	if d.ledger.reserved != 0 {
+		t.Errorf("%d bytes are still reserved", d.ledger.reserved)
+	}
+}
