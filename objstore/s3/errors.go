@@ -3,6 +3,7 @@ package s3
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/xml"
 	"errors"
@@ -278,12 +279,13 @@ func transportError(err error) error {
 		unknown  x509.UnknownAuthorityError
 		hostname x509.HostnameError
 		cert     x509.CertificateInvalidError
+		record   tls.RecordHeaderError
 		dns      *net.DNSError
 	)
 	switch {
 	case errors.As(err, &unknown), errors.As(err, &hostname), errors.As(err, &cert):
 		return invalid("certificate of the endpoint: %w", err)
-	case strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):
+	case errors.As(err, &record) && string(record.RecordHeader[:]) == "HTTP/":
 		return invalid("the endpoint speaks http, not https: %w", err)
 	case errors.As(err, &dns) && dns.IsNotFound:
 		return fmt.Errorf("the endpoint's name is unknown: %w", err)
