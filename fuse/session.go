@@ -3,8 +3,251 @@ package fuse
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	gofuse "github.com/hanwen/go-fuse/v2/fuse"
+	"github.com/shardwell/shardwell/fuse/snapshot"
+	"github.com/shardwell/shardwell/fuse/tree"
+	"github.com/shardwell/shardwell/objstore"
+	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 )
+
+// Session serves one mount. Make it with New, then Mount, then Run.
+type Session struct {
+	cfg   Config
+	log   *slog.Logger
+	stats Stats
+	state SessionState
+	store *snapshot.Store
+
+	logRate *rate.Limiter
+
+	ps *gofuse.ProtocolServer
+
+	dev    int // the kernel's end, from Mount to the end of Run; -1 else
+	stopFD int // eventfd: tells the reading thread to leave
+
+	dir         atomic.Pointer[string]
+	ready       chan struct{} // closed when the protocol is agreed on
+	ended       chan struct{} // closed when Run is about to return
+	passthrough atomic.Bool
+
+	inflight inflight
+	slots    chan struct{}  // MaxInFlightRequests
+	serving  sync.WaitGroup // requests, listings and notices
+	runCtx   context.Context
+	notices  chan notice
+
+	opens   openTable
+	dirs    dirTable
+	skipped skippedKeys
+}
+
+// logsPerSecond bounds the lines about failed requests.
+const logsPerSecond = 10
+
+// New prepares a session; nothing is mounted and no origin asked yet. When
+// cfg.State knows of an earlier process that served this mount, it goes on with the
+// listings that one left in cfg.StateDir; else it starts there anew. Close
+// releases it.
+func New(cfg Config) (*Session, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg.setDefaults()
+	s := &Session{
+		cfg:     cfg,
+		log:     cfg.Logger.With("mount", cfg.uri()),
+		state:   cfg.State,
+		dev:     -1,
+		logRate: rate.NewLimiter(logsPerSecond, logsPerSecond),
+		ready:   make(chan struct{}),
+		ended:   make(chan struct{}),
+		slots:   make(chan struct{}, MaxInFlightRequests),
+		notices: make(chan notice, maxNotices),
+	}
+	s.inflight.all = make(map[uint64]*request)
+	s.opens.init()
+	s.dirs.all = make(map[*snapshot.Dir]*directory)
+	var err error
+	if request, _ := s.state.Init(); request != nil {
+		s.store, err = snapshot.Open(cfg.StateDir, cfg.identity(), time.Now())
+	} else {
+		s.store, err = snapshot.Create(cfg.StateDir, cfg.identity(), tree.DirPrefix(cfg.Prefix), time.Now())
+	}
+	if err != nil {
+		return nil, err
+	}
+	if s.stopFD, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return nil, errors.Join(fmt.Errorf("file system: eventfd: %w", err), s.store.Close())
+	}
+	s.ps = gofuse.NewProtocolServer(&rawFS{RawFileSystem: gofuse.NewDefaultRawFileSystem(), s: s}, cfg.protocolOptions(s.log))
+	return s, nil
+}
+
+func (c *Config) setDefaults() {
+	if c.Consistency.TTL == 0 {
+		c.Consistency.TTL = DefaultTTL
+	}
+	if c.FileMode == 0 {
+		c.FileMode = 0o444
+	}
+	if c.DirMode == 0 {
+		c.DirMode = 0o555
+	}
+	if c.ReadAheadBytes == 0 {
+		c.ReadAheadBytes = DefaultReadAheadBytes
+	}
+	if c.PrefetchBytes == 0 {
+		c.PrefetchBytes = DefaultPrefetchBytes
+	}
+	if c.State == nil {
+		c.State = newProcessState()
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+// identity names what the listings are of.
+func (c *Config) identity() string {
+	return c.Bucket.Origin + "\n" + c.Bucket.Name + "\n" + tree.DirPrefix(c.Prefix)
+}
+
+func (c *Config) protocolOptions(log *slog.Logger) *gofuse.MountOptions {
+	o := &gofuse.MountOptions{
+		Name:                     "shardwell",
+		FsName:                   c.source(),
+		MaxWrite:                 maxWriteBytes,
+		MaxBackground:            MaxBackgroundRequests,
+		ExplicitDataCacheControl: true, // an inode is one version: its pages never change
+		IDMappedMount:            true,
+		Logger:                   slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		ExtraCapabilities: gofuse.CAP_READDIRPLUS_AUTO | gofuse.CAP_HAS_RESEND | gofuse.CAP_HAS_EXPIRE_ONLY |
+			gofuse.CAP_ASYNC_DIO,
+		PanicHandler: func(p any) gofuse.Status {
+			log.Error("file system: panic", "panic", fmt.Sprint(p))
+			return gofuse.EIO
+		},
+	}
+	if c.NoPassthrough {
+		o.DisabledCapabilities = gofuse.CAP_PASSTHROUGH
+	}
+	return o
+}
+
+// Check asks the origin whether there is anything under the prefix, for a clear
+// message before the mount. The error has class objstore.ErrNotExist when there is
+// not; it says so when the prefix names an object, which is no directory.
+func (s *Session) Check(ctx context.Context) error {
+	q := objstore.Query{Bucket: s.cfg.Bucket, MaxAge: s.maxAge()}
+	prefix := tree.DirPrefix(s.cfg.Prefix)
+	page, _, err := s.cfg.Names.List(ctx, q, objstore.ListRequest{Prefix: prefix, Delimiter: "/", Limit: 1})
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.cfg.uri(), err)
+	}
+	if len(page.Objects)+len(page.Prefixes) > 0 || prefix == "" {
+		return nil
+	}
+	if _, _, err := s.cfg.Names.Head(ctx, q, s.cfg.Prefix); err == nil {
+		return fmt.Errorf("%s names an object, not a directory: mount what it lies in: %w", s.cfg.uri(), objstore.ErrNotExist)
+	}
+	return fmt.Errorf("%s: nothing in the bucket begins with %q: %w", s.cfg.uri(), prefix, objstore.ErrNotExist)
+}
+
+// Mount attaches the file system to dir, an existing directory. Who looks into it
+// waits until Run serves.
+func (s *Session) Mount(dir string) error {
+	if s.dev >= 0 {
+		return fmt.Errorf("mount %s: %s is mounted on %s already", dir, s.cfg.uri(), s.Dir())
+	}
+	dir = absolute(dir)
+	fd, err := s.cfg.openDevice(dir)
+	if err != nil {
+		return err
+	}
+	s.dev = fd
+	s.dir.Store(&dir)
+	return nil
+}
+
+// Run serves the mount until it is unmounted (nil), ctx ends (nil; the mount is taken
+// away, and who still uses it gets errors) or the kernel's device fails. It returns
+// after everything it started has ended.
+func (s *Session) Run(ctx context.Context) error {
+	if s.dev < 0 {
+		return errors.New("file system: not mounted")
+	}
+	runCtx, cancel := context.WithCancel(ctx)
+	s.runCtx = runCtx
+	stop := context.AfterFunc(runCtx, func() { _, _ = unix.Write(s.stopFD, []byte{1, 0, 0, 0, 0, 0, 0, 0}) })
+	s.serving.Add(1)
+	go func() {
+		defer s.serving.Done()
+		s.sendNotices(runCtx)
+	}()
+	defer close(s.ended)
+	err := s.readRequests(runCtx)
+	cancel()
+	stop()
+	s.serving.Wait()
+	s.leave()
+	return err
+}
+
+// leave takes the mount away. Closing the device ends what still waits for an answer.
+func (s *Session) leave() {
+	dir := s.Dir()
+	if m, ok := FindMount(dir); ok && m.Ours() && m.URI() == s.cfg.uri() {
+		if err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH); err != nil {
+			s.log.Error("file system: mount stays behind", "directory", dir, "error", err)
+		}
+	}
+	_ = unix.Close(s.dev)
+	s.dev = -1
+	s.opens.closeAll()
+}
+
+// Unmount detaches the mount; Run returns when its last user is gone. When it is
+// busy, lazy detaches it all the same and leaves open files readable as long as Run
+// goes on.
+func (s *Session) Unmount(lazy bool) error {
+	if s.Dir() == "" {
+		return fmt.Errorf("unmount %s: not mounted", s.cfg.uri())
+	}
+	return UnmountDir(s.Dir(), lazy)
+}
+
+// Close releases what New took. Run must have returned or never have been called.
+func (s *Session) Close() error {
+	if s.dev >= 0 {
+		s.leave()
+	}
+	return errors.Join(s.store.Close(), unix.Close(s.stopFD))
+}
+
+// Ready is closed when the kernel and the session have agreed on the protocol.
+func (s *Session) Ready() <-chan struct{} { return s.ready }
+
+// Dir returns where the session is or was mounted, "" before Mount.
+func (s *Session) Dir() string {
+	if p := s.dir.Load(); p != nil {
+		return *p
+	}
+	return ""
+}
+
+// Stats returns the counters of the session.
+func (s *Session) Stats() *Stats {
+	s.stats.Names.Store(s.store.Records())
+	return &s.stats
+}
 
 // SkippedKey is a key that cannot be shown as a path.
 type SkippedKey struct {
@@ -12,53 +255,44 @@ type SkippedKey struct {
 	Reason string
 }
 
-// Session serves one mount.
-type Session struct {
-	cfg   Config
-	log   *slog.Logger
-	stats Stats
-	state SessionState
+// SkippedKeys returns keys that cannot be a path, as far as directories were listed
+// and at most MaxSkippedKeysNamed; Stats().Skipped counts them all.
+func (s *Session) SkippedKeys() []SkippedKey { return s.skipped.list() }
+
+// skippedKeys remembers the first keys that were left out, each once.
+type skippedKeys struct {
+	mu    sync.Mutex
+	seen  map[string]struct{}
+	named []SkippedKey
 }
 
-// New prepares a session; nothing is mounted and no origin asked yet. It reads what
-// an earlier session left in the state directory. Close releases it.
-func New(cfg Config) (*Session, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
+// add reports whether the key was not known yet, as far as that is remembered.
+func (k *skippedKeys) add(skip tree.Skip) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if _, ok := k.seen[skip.Key]; ok {
+		return false
 	}
-	return &Session{cfg: cfg}, nil
+	if len(k.named) < MaxSkippedKeysNamed {
+		if k.seen == nil {
+			k.seen = make(map[string]struct{})
+		}
+		k.seen[skip.Key] = struct{}{}
+		k.named = append(k.named, SkippedKey{Key: skip.Key, Reason: skip.Reason.String()})
+	}
+	return true
 }
 
-// Check asks the origin whether there is anything under the prefix, for a clear
-// message before the mount. A prefix that names one object is not a directory.
-func (s *Session) Check(ctx context.Context) error { return errors.ErrUnsupported }
+func (k *skippedKeys) list() []SkippedKey {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return append([]SkippedKey(nil), k.named...)
+}
 
-// Mount attaches the file system to dir, an existing directory. Callers of the
-// mount wait until Run serves them.
-func (s *Session) Mount(dir string) error { return errors.ErrUnsupported }
-
-// Run serves the mount until it is unmounted (nil), ctx ends (the mount is taken
-// away, its users get errors) or the kernel's device fails. It returns after
-// everything it started has ended.
-func (s *Session) Run(ctx context.Context) error { return errors.ErrUnsupported }
-
-// Unmount detaches the mount; open files stay readable until they are closed, as
-// long as Run goes on. lazy says what to do when it is busy: detach it all the same.
-func (s *Session) Unmount(lazy bool) error { return errors.ErrUnsupported }
-
-// Close releases what New took. Run must have returned.
-func (s *Session) Close() error { return nil }
-
-// Dir returns where the session is mounted, "" when it is not.
-func (s *Session) Dir() string { return "" }
-
-// Stats returns the counters of the session.
-func (s *Session) Stats() *Stats { return &s.stats }
-
-// SkippedKeys returns keys that cannot be a path (the first MaxSkippedKeysNamed);
-// Stats().Skipped counts them all.
-func (s *Session) SkippedKeys() []SkippedKey { return nil }
-
-// Forget drops what is known of the names under a key prefix of the bucket, in this
-// session and in the kernel: the next look-up asks anew.
-func (s *Session) Forget(prefix string) {}
+// permissions of an entry, with its type.
+func (c *Config) mode(kind tree.Kind) uint32 {
+	if kind == tree.Dir {
+		return unix.S_IFDIR | uint32(c.DirMode&fs.ModePerm)
+	}
+	return unix.S_IFREG | uint32(c.FileMode&fs.ModePerm)
+}

@@ -1,0 +1,167 @@
+package fuse
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/shardwell/shardwell/fuse/snapshot"
+	"github.com/shardwell/shardwell/fuse/tree"
+	"github.com/shardwell/shardwell/internal/chunk"
+	"github.com/shardwell/shardwell/objstore"
+)
+
+// found is the answer to a look-up.
+type found struct {
+	dir    *snapshot.Dir
+	index  uint32
+	absent bool
+	holds  time.Duration // how long the kernel may keep it
+}
+
+// known answers a look-up from what was listed or asked before, if that is fresh.
+func (s *Session) known(d *snapshot.Dir, name string, now time.Time) (found, bool) {
+	if tree.CheckName(name) != tree.OK {
+		return found{absent: true, holds: forever}, true
+	}
+	index, ok := d.Find(name)
+	if !ok {
+		if rest := left(s.dirs.of(d).completeSince(), s.maxAbsentAge(), now); rest >= 0 {
+			return found{absent: true, holds: rest}, true
+		}
+		return found{}, false
+	}
+	f := found{dir: d, index: index, absent: d.View(index, false).Gone}
+	maxAge := s.maxAge()
+	if f.absent {
+		maxAge = s.maxAbsentAge()
+	}
+	f.holds = left(d.Verified(index), maxAge, now)
+	return f, f.holds >= 0
+}
+
+// lookup answers a look-up, by asking the origin's names if it must.
+func (s *Session) lookup(ctx context.Context, d *snapshot.Dir, name string) (found, error) {
+	now := time.Now()
+	if f, ok := s.known(d, name, now); ok {
+		return f, nil
+	}
+	if index, ok := d.Find(name); ok {
+		if v := d.View(index, false); !v.Gone && v.Kind == tree.File {
+			// Most often nothing has changed, and a HEAD says so.
+			next, at, err := s.recheck(ctx, d, index, s.maxAge())
+			if err == nil {
+				return found{dir: d, index: next, holds: left(at, s.maxAge(), time.Now())}, nil
+			}
+			if !errors.Is(err, objstore.ErrNotExist) {
+				return found{}, err
+			}
+		}
+	}
+	return s.ask(ctx, d, name)
+}
+
+// ask puts the two questions that tell what a name is: is there such a key, and
+// are there keys below it?
+func (s *Session) ask(ctx context.Context, d *snapshot.Dir, name string) (found, error) {
+	maxAge := min(s.maxAge(), s.maxAbsentAge())
+	q := objstore.Query{Bucket: s.cfg.Bucket, MaxAge: maxAge}
+	key := tree.Join(d.Prefix, name, tree.File)
+	var (
+		a                tree.Answers
+		headAge, listAge time.Duration
+		both             sync.WaitGroup
+	)
+	s.stats.Heads.Add(1)
+	s.stats.ListPages.Add(1)
+	both.Go(func() { a.Head, headAge, a.HeadErr = s.cfg.Names.Head(ctx, q, key) })
+	a.Below, listAge, a.ListErr = s.cfg.Names.List(ctx, q, objstore.ListRequest{Prefix: key + "/", Limit: 1})
+	both.Wait()
+	now := time.Now()
+	at := now.Add(-max(headAge, listAge))
+	e, ok, shadowed, err := tree.Resolve(name, a)
+	if err != nil {
+		return found{}, err
+	}
+	if shadowed {
+		s.skip(tree.Skip{Key: key, Reason: tree.Shadowed})
+	}
+	if !ok {
+		if err := d.Remove(name, at); err != nil {
+			return found{}, err
+		}
+		return found{absent: true, holds: left(at, s.maxAbsentAge(), now)}, nil
+	}
+	index, _, err := d.Put(e, at)
+	if err != nil {
+		return found{}, err
+	}
+	return found{dir: d, index: index, holds: left(at, s.maxAge(), now)}, nil
+}
+
+// recheck asks for the current version of a file and returns the index of its newest
+// record and the time of which that is true. That there is no such key is an error
+// and not recorded: keys below the name may make it a directory, as ask finds out.
+func (s *Session) recheck(ctx context.Context, d *snapshot.Dir, index uint32, maxAge time.Duration) (uint32, time.Time, error) {
+	v := d.View(index, false)
+	name := string(v.Name)
+	s.stats.Heads.Add(1)
+	info, age, err := s.cfg.Names.Head(ctx, objstore.Query{Bucket: s.cfg.Bucket, MaxAge: maxAge}, d.Prefix+name)
+	if err != nil {
+		return 0, time.Time{}, err
+	}
+	at := time.Now().Add(-age)
+	next, _, err := d.Put(tree.FileEntry(name, info), at)
+	return next, at, err
+}
+
+func (s *Session) skip(k tree.Skip) {
+	if s.skipped.add(k) {
+		s.stats.Skipped.Add(1)
+	}
+}
+
+// node is what a node id stands for: the root (owner nil), or an entry.
+type node struct {
+	id    uint64
+	owner *snapshot.Dir
+	index uint32
+	view  snapshot.View
+}
+
+// node finds what a node id stands for; false for ids that were never given out.
+func (s *Session) node(id uint64, etag bool) (node, bool) {
+	if id == snapshot.RootID {
+		return node{id: id, view: snapshot.View{Kind: tree.Dir}}, true
+	}
+	owner, index := s.store.Owner(id)
+	if owner == nil {
+		return node{}, false
+	}
+	return node{id: id, owner: owner, index: index, view: owner.View(index, etag)}, true
+}
+
+// directory returns the entries of the directory with a node id.
+func (s *Session) directory(id uint64) (*snapshot.Dir, bool, error) {
+	if d := s.store.Known(id); d != nil {
+		return d, true, nil
+	}
+	n, ok := s.node(id, false)
+	if !ok || n.owner == nil || n.view.Kind != tree.Dir {
+		return nil, false, nil
+	}
+	d, err := s.store.DirOf(id, tree.Join(n.owner.Prefix, string(n.view.Name), tree.Dir))
+	return d, err == nil, err
+}
+
+// object returns the object version that a file's node stands for.
+func (s *Session) object(n node) chunk.Object {
+	return chunk.Object{
+		Origin: s.cfg.Bucket.Origin,
+		Bucket: s.cfg.Bucket.Name,
+		Key:    n.owner.Prefix + string(n.view.Name),
+		ETag:   n.view.ETag,
+		Size:   n.view.Size,
+	}
+}

@@ -1,0 +1,204 @@
+package fuse
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// sourcePrefix opens the first column of the mount table, so that our mounts are
+// known among others.
+const sourcePrefix = "shardwell#"
+
+// openDevice attaches a file system to dir and returns the kernel's end of it.
+func (c *Config) openDevice(dir string) (fd int, err error) {
+	if err := checkMountPoint(dir); err != nil {
+		return -1, err
+	}
+	fd, err = unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return -1, fmt.Errorf("mount %s: open /dev/fuse: %w", dir, err)
+	}
+	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d,default_permissions", fd, os.Getuid(), os.Getgid())
+	if c.AllowOther {
+		data += ",allow_other"
+	}
+	flags := uintptr(unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV)
+	if err := unix.Mount(c.source(), dir, "fuse.shardwell", flags, data); err != nil {
+		_ = unix.Close(fd)
+		if errors.Is(err, unix.EPERM) {
+			return -1, fmt.Errorf("mount %s: %w: mounting needs root (CAP_SYS_ADMIN)", dir, err)
+		}
+		return -1, fmt.Errorf("mount %s: %w", dir, err)
+	}
+	return fd, nil
+}
+
+func (c *Config) source() string { return sourcePrefix + c.uri() }
+
+func (c *Config) uri() string {
+	switch {
+	case c.URI != "":
+		return c.URI
+	case c.Bucket.Name == "":
+		return c.Bucket.Origin + "/" + c.Prefix
+	}
+	return "s3://" + c.Bucket.Name + "/" + c.Prefix
+}
+
+// checkMountPoint says in one line why dir cannot be mounted on.
+func checkMountPoint(dir string) error {
+	if m, ok := FindMount(dir); ok {
+		if m.Ours() {
+			return fmt.Errorf("mount %s: %s is mounted there already", dir, m.URI())
+		}
+		return fmt.Errorf("mount %s: busy: a file system of type %s (%s) is mounted there", dir, m.Type, m.Source)
+	}
+	info, err := os.Stat(dir)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return fmt.Errorf("mount %s: no such directory: create it first", dir)
+	case err != nil:
+		return fmt.Errorf("mount %s: %w", dir, err)
+	case !info.IsDir():
+		return fmt.Errorf("mount %s: not a directory", dir)
+	}
+	return nil
+}
+
+// MountEntry is a line of the mount table.
+type MountEntry struct {
+	Dir    string
+	Device string // "major:minor"
+	Type   string
+	Source string
+}
+
+// Ours reports whether Shardwell serves the mount.
+func (m MountEntry) Ours() bool { return strings.HasPrefix(m.Source, sourcePrefix) }
+
+// URI returns what a mount of ours shows.
+func (m MountEntry) URI() string { return strings.TrimPrefix(m.Source, sourcePrefix) }
+
+// FindMount returns the topmost mount whose mount point is dir. It asks the mount
+// table, never the mount, which may have lost its server.
+func FindMount(dir string) (MountEntry, bool) {
+	dir = absolute(dir)
+	all, err := Mounts()
+	if err != nil {
+		return MountEntry{}, false
+	}
+	for i := len(all) - 1; i >= 0; i-- {
+		if all[i].Dir == dir {
+			return all[i], true
+		}
+	}
+	return MountEntry{}, false
+}
+
+// absolute cleans a path and resolves links in the part above it: the last part
+// may be a mount that does not answer.
+func absolute(dir string) string {
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return dir
+	}
+	parent, err := filepath.EvalSymlinks(filepath.Dir(abs))
+	if err != nil {
+		return abs
+	}
+	return filepath.Join(parent, filepath.Base(abs))
+}
+
+// Mounts returns the mount table of this process, in the order of mounting.
+func Mounts() ([]MountEntry, error) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("read mount table: %w", err)
+	}
+	defer f.Close()
+	var all []MountEntry
+	lines := bufio.NewScanner(f)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		if m, ok := parseMount(lines.Text()); ok {
+			all = append(all, m)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("read mount table: %w", err)
+	}
+	return all, nil
+}
+
+// parseMount reads a line of mountinfo: id, parent, device, root, mount point,
+// options, optional fields, "-", type, source, options.
+func parseMount(line string) (MountEntry, bool) {
+	front, back, ok := strings.Cut(line, " - ")
+	f, b := strings.Fields(front), strings.Split(back, " ")
+	if !ok || len(f) < 5 || len(b) < 2 {
+		return MountEntry{}, false
+	}
+	return MountEntry{Dir: unescape(f[4]), Device: f[2], Type: b[0], Source: unescape(b[1])}, true
+}
+
+// unescape undoes the octal escapes of the mount table: \040 for a space.
+func unescape(s string) string {
+	if !strings.Contains(s, `\`) {
+		return s
+	}
+	var out strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) {
+			if v, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				out.WriteByte(byte(v))
+				i += 3
+				continue
+			}
+		}
+		out.WriteByte(s[i])
+	}
+	return out.String()
+}
+
+// raiseReadAhead lets the kernel read further ahead than the 128 KiB that it allows
+// a FUSE file system. The bdi is found by the mount table: asking the mount
+// itself would wait for ourselves.
+func (s *Session) raiseReadAhead() {
+	m, ok := FindMount(s.Dir())
+	if !ok {
+		return
+	}
+	path := "/sys/class/bdi/" + m.Device + "/read_ahead_kb"
+	bytes := s.cfg.ReadAheadBytes
+	if bytes == 0 {
+		bytes = DefaultReadAheadBytes
+	}
+	if err := os.WriteFile(path, strconv.AppendInt(nil, bytes>>10, 10), 0); err != nil {
+		s.log.Warn("file system: reads stay small", "mount", s.Dir(), "error", err)
+	}
+}
+
+// UnmountDir detaches the topmost mount of dir. When it is busy, lazy detaches it
+// from the tree all the same and leaves it to its users.
+func UnmountDir(dir string, lazy bool) error {
+	err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW)
+	if errors.Is(err, unix.EBUSY) && lazy {
+		err = unix.Unmount(dir, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
+	}
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return fmt.Errorf("unmount %s: busy: files are open or processes are inside", dir)
+	case errors.Is(err, unix.EINVAL):
+		return fmt.Errorf("unmount %s: nothing is mounted there", dir)
+	case err != nil:
+		return fmt.Errorf("unmount %s: %w", dir, err)
+	}
+	return nil
+}

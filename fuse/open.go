@@ -1,0 +1,280 @@
+package fuse
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+
+	gofuse "github.com/hanwen/go-fuse/v2/fuse"
+	"github.com/shardwell/shardwell/fuse/prefetch"
+	"github.com/shardwell/shardwell/fuse/tree"
+	"golang.org/x/sys/unix"
+
+	"github.com/shardwell/shardwell/objstore"
+)
+
+// handle is one open file.
+type handle struct {
+	Handle
+	file File
+	size int64
+	key  string
+
+	mu     sync.Mutex // guards reads
+	reads  prefetch.Detector
+	marked bool // counted among the streams of the session; under mu
+}
+
+// inode counts the opens of one node. The kernel wants all opens of an inode alike:
+// all through the daemon, or all through one backing file.
+type inode struct {
+	buffered int
+	passing  int
+	backing  int32 // registered while passing > 0
+}
+
+// openTable holds the open files of a session.
+type openTable struct {
+	mu      sync.Mutex
+	handles map[uint64]*handle // by FH
+	inodes  map[uint64]*inode  // by node id
+	replies map[opened]*handle // by OPEN request, so that one which comes again finds its handle
+	streams int                // handles that are read in sequence
+}
+
+type opened struct{ unique, node uint64 }
+
+func (t *openTable) init() {
+	t.handles = make(map[uint64]*handle)
+	t.inodes = make(map[uint64]*inode)
+	t.replies = make(map[opened]*handle)
+}
+
+func (t *openTable) get(fh uint64) *handle {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.handles[fh]
+}
+
+func (t *openTable) closeAll() {
+	t.mu.Lock()
+	all := t.handles
+	t.init()
+	t.mu.Unlock()
+	for _, h := range all {
+		h.file.Close()
+	}
+}
+
+func (f *rawFS) Open(_ <-chan struct{}, in *gofuse.OpenIn, out *gofuse.OpenOut) gofuse.Status {
+	s := f.s
+	if in.Flags&unix.O_ACCMODE != unix.O_RDONLY {
+		return gofuse.EROFS
+	}
+	n, ok := s.node(in.NodeId, true)
+	switch {
+	case !ok || n.view.Gone:
+		return gofuse.Status(syscall.ESTALE)
+	case n.view.Kind == tree.Dir:
+		return gofuse.EISDIR
+	}
+	request := opened{in.Unique &^ uniqueResent, in.NodeId}
+	if in.Unique&uniqueResent != 0 {
+		if h := s.opens.answered(request); h != nil {
+			h.reply(out)
+			return gofuse.OK
+		}
+	}
+	obj := s.object(n)
+	if err := s.checkOpen(s.inflight.context(in.Unique), n); err != nil {
+		return s.fail(err, "open", obj.Key)
+	}
+	file, err := s.cfg.Data.Open(obj)
+	if err != nil {
+		return s.fail(err, "open", obj.Key)
+	}
+	h := &handle{Handle: Handle{FH: s.state.NextHandle(), NodeID: n.id, Unique: request.unique}, file: file, size: obj.Size, key: obj.Key}
+	if err := s.enter(h, request); err != nil {
+		file.Close()
+		return s.fail(err, "open", obj.Key)
+	}
+	h.reply(out)
+	return gofuse.OK
+}
+
+// reply tells the kernel how to use a handle. Pages of an inode stay valid, for it is
+// one version; with a backing file the kernel forbids to say so.
+func (h *handle) reply(out *gofuse.OpenOut) {
+	out.Fh = h.FH
+	out.OpenFlags = gofuse.FOPEN_NOFLUSH
+	if h.Backing != 0 {
+		out.OpenFlags |= gofuse.FOPEN_PASSTHROUGH
+		out.BackingID = h.Backing
+		return
+	}
+	out.OpenFlags |= gofuse.FOPEN_KEEP_CACHE
+}
+
+// checkOpen makes sure that a node is the version to open: the newest known, and
+// known to be as fresh as the mount promises. ESTALE makes the kernel look the name
+// up again and open what it means by then.
+func (s *Session) checkOpen(ctx context.Context, n node) error {
+	if n.owner.Current(n.index) != n.index {
+		s.stats.StaleOpens.Add(1)
+		return syscall.ESTALE
+	}
+	age := s.openAge()
+	if age > 0 && left(n.owner.Verified(n.index), age, time.Now()) >= 0 {
+		return nil
+	}
+	next, _, err := s.recheck(ctx, n.owner, n.index, age)
+	if errors.Is(err, objstore.ErrNotExist) {
+		// Gone, or a directory by now: the look-up finds out.
+		if _, err = s.ask(ctx, n.owner, string(n.view.Name)); err == nil {
+			s.stats.StaleOpens.Add(1)
+			return syscall.ESTALE
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if next != n.index {
+		s.stats.StaleOpens.Add(1)
+		return syscall.ESTALE
+	}
+	return nil
+}
+
+func (t *openTable) answered(request opened) *handle {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.replies[request]
+}
+
+// enter records a handle and decides how the kernel reads it.
+func (s *Session) enter(h *handle, request opened) error {
+	t := &s.opens
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	ino := t.inodes[h.NodeID]
+	if ino == nil {
+		ino = &inode{}
+	}
+	result := s.pass(ino, h)
+	if h.Backing = 0; result == PassthroughUsed {
+		h.Backing = ino.backing
+	}
+	if err := s.state.Put(h.Handle); err != nil {
+		if result == PassthroughUsed && ino.passing == 0 {
+			s.closeBacking(ino)
+		}
+		return err
+	}
+	if result == PassthroughUsed {
+		ino.passing++
+	} else {
+		ino.buffered++
+	}
+	t.inodes[h.NodeID], t.handles[h.FH], t.replies[request] = ino, h, h
+	s.stats.Passthrough[result].Add(1)
+	s.stats.OpenFiles.Add(1)
+	return nil
+}
+
+// pass decides whether the kernel may read the cache's file itself, and registers it
+// for the first open; openTable.mu is held.
+func (s *Session) pass(ino *inode, h *handle) PassthroughResult {
+	if ino.passing > 0 {
+		return PassthroughUsed // all alike, whatever the cache says by now
+	}
+	if !s.passthrough.Load() {
+		return PassthroughOff
+	}
+	file, ok := h.file.Backing()
+	if !ok {
+		return PassthroughIncomplete
+	}
+	if ino.buffered > 0 {
+		return PassthroughCachedOpen
+	}
+	id, errno := openBacking(s.dev, file)
+	if errno != 0 {
+		s.log.Warn("file system: kernel does not read the cache itself", "object", h.key, "errno", errno.Error())
+		if errno == syscall.EPERM || errno == syscall.EOPNOTSUPP || errno == syscall.ENOTTY {
+			s.passthrough.Store(false) // nor will it for others
+		}
+		return PassthroughRefused
+	}
+	ino.backing = id
+	s.stats.OpenBacking.Add(1)
+	return PassthroughUsed
+}
+
+func (f *rawFS) Release(_ <-chan struct{}, in *gofuse.ReleaseIn) {
+	s := f.s
+	t := &s.opens
+	t.mu.Lock()
+	h := t.handles[in.Fh]
+	if h == nil { // answered before, by a predecessor or by us
+		t.mu.Unlock()
+		return
+	}
+	delete(t.handles, h.FH)
+	delete(t.replies, opened{h.Unique, h.NodeID})
+	ino := t.inodes[h.NodeID]
+	if h.Backing != 0 {
+		ino.passing--
+		if ino.passing == 0 {
+			s.closeBacking(ino)
+		}
+	} else {
+		ino.buffered--
+	}
+	if ino.passing+ino.buffered == 0 {
+		delete(t.inodes, h.NodeID)
+	}
+	s.state.Drop(h.FH)
+	t.mu.Unlock()
+	s.setStream(h, false)
+	h.file.Close()
+	s.stats.OpenFiles.Add(-1)
+}
+
+// closeBacking unregisters the backing file of an inode; openTable.mu is held.
+func (s *Session) closeBacking(ino *inode) {
+	if errno := closeBacking(s.dev, ino.backing); errno != 0 {
+		s.log.Warn("file system: backing file stays registered", "id", ino.backing, "errno", errno.Error())
+	}
+	ino.backing = 0
+	s.stats.OpenBacking.Add(-1)
+}
+
+// Requests on /dev/fuse (linux/fuse.h).
+const (
+	iocBackingOpen  = 0x4010e501
+	iocBackingClose = 0x4004e502
+)
+
+// openBacking registers a file with the kernel and returns its id there, not 0.
+func openBacking(dev int, file *os.File) (int32, syscall.Errno) {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return 0, syscall.EBADF
+	}
+	var id uintptr
+	errno := syscall.EBADF
+	_ = raw.Control(func(fd uintptr) {
+		m := gofuse.BackingMap{Fd: int32(fd)}
+		id, _, errno = syscall.Syscall(syscall.SYS_IOCTL, uintptr(dev), iocBackingOpen, uintptr(unsafe.Pointer(&m)))
+	})
+	return int32(id), errno
+}
+
+func closeBacking(dev int, id int32) syscall.Errno {
+	_, _, errno := syscall.Syscall(syscall.SYS_IOCTL, uintptr(dev), iocBackingClose, uintptr(unsafe.Pointer(&id)))
+	return errno
+}

@@ -1,0 +1,109 @@
+package snapshot
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/shardwell/shardwell/fuse/tree"
+)
+
+var errDamaged = errors.New("damaged record")
+
+// load maps the log and reads its records up to the first that was not finished.
+func (s *Store) load(identity string) error {
+	info, err := s.file.Stat()
+	if err != nil {
+		return err
+	}
+	if info.Size() < segmentBytes || info.Size() > maxLogBytes {
+		return fmt.Errorf("%d bytes: %w", info.Size(), errDamaged)
+	}
+	var segments [][]byte
+	for off := int64(0); off+segmentBytes <= info.Size(); off += segmentBytes {
+		m, err := mapSegment(s.file, off)
+		if err != nil {
+			return err
+		}
+		segments = append(segments, m)
+		s.segments.Store(&segments)
+	}
+	for s.end < int64(len(segments))*segmentBytes {
+		n, err := s.loadRecord(identity)
+		if err != nil {
+			return fmt.Errorf("at byte %d: %w", s.end, err)
+		}
+		if n == 0 {
+			break
+		}
+		s.end += n
+	}
+	if s.dirs[rootSerial] == nil {
+		return errDamaged
+	}
+	// A record that was being written leaves bytes behind the end; the next must
+	// find zeros where its own padding is.
+	if s.end%segmentBytes != 0 {
+		clear(s.at(s.end))
+	}
+	return nil
+}
+
+// loadRecord reads the record at the end of what was read; 0 means that there is none.
+func (s *Store) loadRecord(identity string) (int64, error) {
+	b := s.at(s.end)
+	n := int64(binary.LittleEndian.Uint32(b[offLength:]))
+	switch {
+	case n == 0:
+		return 0, nil
+	case n > int64(len(b)) || n%recordAlign != 0:
+		return 0, errDamaged
+	case n < headerBytes || b[offKind] == kindFiller:
+		if n != int64(len(b)) {
+			return 0, errDamaged
+		}
+		return n, nil // the rest of a segment
+	}
+	b = b[:n]
+	name := int64(binary.LittleEndian.Uint16(b[offName:]))
+	etag := int64(binary.LittleEndian.Uint16(b[offETag:]))
+	if headerBytes+name+etag > n {
+		return 0, errDamaged
+	}
+	serial := binary.LittleEndian.Uint32(b[offSerial:])
+	text := string(b[headerBytes : headerBytes+name])
+	kind := b[offKind]
+	if first := s.end == 0; first != (kind == kindIdentity) {
+		return 0, errDamaged
+	}
+	switch kind {
+	case kindIdentity:
+		if rest, ok := strings.CutPrefix(text, layoutVersion); !ok || rest != identity {
+			return 0, ErrForeign
+		}
+		s.created = time.Unix(0, int64(binary.LittleEndian.Uint64(b[offTime:])))
+	case kindSerial:
+		id := binary.LittleEndian.Uint64(b[offSize:])
+		if serial != s.serial+1 || s.byNode[id] != nil {
+			return 0, errDamaged
+		}
+		s.serial = serial
+		s.addDir(serial, id, text)
+	case uint8(tree.File), uint8(tree.Dir), kindGone:
+		d := s.dirs[serial]
+		if d == nil {
+			return 0, errDamaged
+		}
+		slot, known := d.slot(text)
+		if known {
+			s.bytes.Add(-s.view(d.offsets[d.table[slot]-1], false).Size)
+		}
+		s.bytes.Add(int64(binary.LittleEndian.Uint64(b[offSize:])))
+		d.index(uint32(s.end/recordAlign), text, b[offFlags]&flagReplaces != 0, slot, known)
+	default:
+		return 0, errDamaged
+	}
+	return n, nil
+}

@@ -1,0 +1,343 @@
+// Package snapshot remembers the entries of directories that a mount has shown: on
+// disk, append-only, memory-mapped.
+//
+// It promises that a node id, once given out, means the same entry for the life of
+// the mount and for a successor of the process, that finding an entry by id or by
+// name takes constant time, and that a name costs some 16 bytes of memory beside its
+// record in the page cache. A record is complete in the file before the call that
+// made it returns. Which entries there are, and how fresh, is decided by others.
+// It is a part of fuse.
+//
+// All directories share one file, names.log: records of a mount's directories in
+// the order in which they were learnt. A changed entry is a new record, a vanished
+// one a record that says so; nothing is ever overwritten. Opening reads the file
+// once (some 100 ms for a million names). Pages of a file that cannot be read
+// any more raise a memory fault: callers run under debug.SetPanicOnFault.
+package snapshot
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Layout of names.log. Numbers are little-endian.
+const (
+	segmentBytes = 1 << 20 // mapped at a time; no record crosses from one to the next
+	recordAlign  = 8
+	headerBytes  = 32
+	maxLogBytes  = 1 << 35 // offsets are kept in 32 bits, in units of recordAlign
+
+	offLength = 0  // u32, bytes of the record with padding; written last, 0 = end of log
+	offSerial = 4  // u32, directory
+	offSize   = 8  // u64
+	offTime   = 16 // i64, nanoseconds since 1970; 0 = unknown
+	offKind   = 24 // u8
+	offFlags  = 25 // u8
+	offName   = 26 // u16, bytes
+	offETag   = 28 // u16, bytes as stored
+)
+
+// Kinds of records beside tree.File and tree.Dir.
+const (
+	kindGone     = 3 // the name does not exist any more
+	kindSerial   = 4 // a directory got a serial: offSize holds its node id, the name is its key prefix
+	kindFiller   = 5 // the rest of a segment
+	kindIdentity = 6 // first record: whose names these are
+)
+
+// Flags of a record.
+const (
+	flagReplaces = 1 << iota // an earlier record of the directory has the same name
+	flagHexETag              // the ETag is 16 bytes, shown as 32 hexadecimal digits
+)
+
+// RootID is the node id of the mount's own directory, as FUSE has it.
+const RootID = 1
+
+// rootSerial is the serial of the root; entries have ids from 1<<32 on.
+const rootSerial = 1
+
+// layoutVersion opens the identity record.
+const layoutVersion = "shardwell names 1\n"
+
+// ErrForeign says that a log belongs to another mount or layout.
+var ErrForeign = errors.New("listing snapshot of another mount or version")
+
+// Store keeps the entries of all directories of one mount. It is safe for
+// concurrent use. Lock order: Dir.mu, then Store.mu.
+type Store struct {
+	path    string
+	epoch   time.Time // of verification times: when this process began
+	created time.Time // of the log; set while it is made or read
+
+	mu       sync.Mutex
+	file     *os.File
+	end      int64 // of the log; under mu
+	segments atomic.Pointer[[][]byte]
+	dirs     map[uint32]*Dir // by serial; under mu
+	byNode   map[uint64]*Dir // by node id of the directory; under mu
+	serial   uint32          // last given out; under mu
+
+	records atomic.Int64
+	bytes   atomic.Int64
+}
+
+// Create starts an empty store in dir for the mount that identity names, whatever
+// was there before. rootPrefix is the key prefix of the root directory.
+func Create(dir, identity, rootPrefix string, now time.Time) (*Store, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("create listing snapshot: %w", err)
+	}
+	path := filepath.Join(dir, "names.log")
+	// A new file: an old one may still be mapped by a process that is on its way out.
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("create listing snapshot: %w", err)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("create listing snapshot: %w", err)
+	}
+	s := newStore(path, f, now)
+	s.created = time.Unix(0, now.UnixNano())
+	if _, err := s.append(record{kind: kindIdentity, time: now.UnixNano(), name: layoutVersion + identity}); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	if _, err := s.newDir(RootID, rootPrefix); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// Open reads the store that another process made for the same mount. Everything in
+// it counts as never verified.
+func Open(dir, identity string, now time.Time) (*Store, error) {
+	path := filepath.Join(dir, "names.log")
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open listing snapshot: %w", err)
+	}
+	s := newStore(path, f, now)
+	if err := s.load(identity); err != nil {
+		return nil, errors.Join(fmt.Errorf("open listing snapshot %s: %w", path, err), s.Close())
+	}
+	return s, nil
+}
+
+func newStore(path string, f *os.File, now time.Time) *Store {
+	s := &Store{path: path, file: f, epoch: now, dirs: make(map[uint32]*Dir), byNode: make(map[uint64]*Dir)}
+	s.segments.Store(&[][]byte{})
+	return s
+}
+
+// Close unmaps the log; nothing of the store may be in use.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var errs []error
+	for _, m := range *s.segments.Load() {
+		errs = append(errs, unix.Munmap(m))
+	}
+	s.segments.Store(&[][]byte{})
+	errs = append(errs, s.file.Close())
+	return errors.Join(errs...)
+}
+
+// Records returns how many entries were recorded, superseded ones included.
+func (s *Store) Records() int64 { return s.records.Load() }
+
+// Created returns when the log was begun, also by an earlier process.
+func (s *Store) Created() time.Time { return s.created }
+
+// Bytes returns the sum of the sizes of the newest versions.
+func (s *Store) Bytes() int64 { return s.bytes.Load() }
+
+// Root returns the mount's own directory.
+func (s *Store) Root() *Dir {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.dirs[rootSerial]
+}
+
+// Owner returns the directory that has the entry with a node id, and the entry's
+// index there; nil for the root and for ids that were never given out.
+func (s *Store) Owner(id uint64) (*Dir, uint32) {
+	s.mu.Lock()
+	d := s.dirs[uint32(id>>32)]
+	s.mu.Unlock()
+	if d == nil || uint32(id) >= d.Len() {
+		return nil, 0
+	}
+	return d, uint32(id)
+}
+
+// Known returns the directory with a node id when its entries have a place already.
+func (s *Store) Known(id uint64) *Dir {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.byNode[id]
+}
+
+// DirOf returns the directory whose own node id is id and whose key prefix is
+// prefix; it gives the entries a place (a serial) at first.
+func (s *Store) DirOf(id uint64, prefix string) (*Dir, error) {
+	if d := s.Known(id); d != nil {
+		return d, nil
+	}
+	return s.newDir(id, prefix)
+}
+
+// Dirs calls f for each directory that has a place, until it returns false.
+func (s *Store) Dirs(f func(*Dir) bool) {
+	s.mu.Lock()
+	all := make([]*Dir, 0, len(s.dirs))
+	for _, d := range s.dirs {
+		all = append(all, d)
+	}
+	s.mu.Unlock()
+	for _, d := range all {
+		if !f(d) {
+			return
+		}
+	}
+}
+
+func (s *Store) newDir(id uint64, prefix string) (*Dir, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if d := s.byNode[id]; d != nil {
+		return d, nil
+	}
+	serial := s.serial + 1
+	if _, err := s.appendLocked(record{serial: serial, kind: kindSerial, size: id, name: prefix}); err != nil {
+		return nil, err
+	}
+	s.serial = serial
+	return s.addDir(serial, id, prefix), nil
+}
+
+func (s *Store) addDir(serial uint32, id uint64, prefix string) *Dir {
+	d := &Dir{store: s, Serial: serial, ID: id, Prefix: prefix}
+	s.dirs[serial], s.byNode[id] = d, d
+	return d
+}
+
+// record is what append writes.
+type record struct {
+	serial uint32
+	kind   uint8
+	flags  uint8
+	size   uint64
+	time   int64
+	name   string
+	etag   string
+}
+
+func (s *Store) append(r record) (int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.appendLocked(r)
+}
+
+// appendLocked writes r and returns its offset. The length, which makes it exist,
+// is written last: a process killed at any point leaves whole records.
+func (s *Store) appendLocked(r record) (int64, error) {
+	etag := r.etag
+	var packed [16]byte
+	if packHex(&packed, etag) {
+		etag, r.flags = string(packed[:]), r.flags|flagHexETag
+	}
+	n := (headerBytes + len(r.name) + len(etag) + recordAlign - 1) &^ (recordAlign - 1)
+	if len(r.name) > 1<<16-1 || len(etag) > 1<<16-1 || n > segmentBytes {
+		return 0, fmt.Errorf("listing snapshot: name of %d bytes is too long", len(r.name))
+	}
+	if room := segmentBytes - s.end%segmentBytes; int64(n) > room && s.end > 0 {
+		if room < segmentBytes {
+			s.fill(room)
+		}
+	}
+	if err := s.grow(s.end + int64(n)); err != nil {
+		return 0, err
+	}
+	at := s.end
+	b := s.at(at)[:n]
+	binary.LittleEndian.PutUint32(b[offSerial:], r.serial)
+	binary.LittleEndian.PutUint64(b[offSize:], r.size)
+	binary.LittleEndian.PutUint64(b[offTime:], uint64(r.time))
+	b[offKind], b[offFlags] = r.kind, r.flags
+	binary.LittleEndian.PutUint16(b[offName:], uint16(len(r.name)))
+	binary.LittleEndian.PutUint16(b[offETag:], uint16(len(etag)))
+	copy(b[headerBytes:], r.name)
+	copy(b[headerBytes+len(r.name):], etag)
+	setLength(b, uint32(n))
+	s.end += int64(n)
+	return at, nil
+}
+
+// fill closes a segment whose rest is too small. The rest is a multiple of 8
+// bytes, so there is always room for length and serial; a filler has no more.
+func (s *Store) fill(room int64) {
+	b := s.at(s.end)
+	if room >= headerBytes {
+		b[offKind] = kindFiller
+	}
+	setLength(b, uint32(room))
+	s.end += room
+}
+
+func setLength(b []byte, n uint32) {
+	atomic.StoreUint32((*uint32)(unsafe.Pointer(&b[offLength])), n)
+}
+
+// grow maps segments until the log may reach to bytes. Room is allocated, not only
+// promised: a full disk is an error here and not a fault at the first write.
+func (s *Store) grow(to int64) error {
+	if to > maxLogBytes {
+		return fmt.Errorf("listing snapshot %s: over %d bytes", s.path, int64(maxLogBytes))
+	}
+	segments := *s.segments.Load()
+	for int64(len(segments))*segmentBytes < to {
+		off := int64(len(segments)) * segmentBytes
+		if err := allocate(s.file, off, segmentBytes); err != nil {
+			return fmt.Errorf("listing snapshot %s: grow: %w", s.path, err)
+		}
+		m, err := mapSegment(s.file, off)
+		if err != nil {
+			return fmt.Errorf("listing snapshot %s: %w", s.path, err)
+		}
+		segments = append(segments[:len(segments):len(segments)], m)
+		s.segments.Store(&segments)
+	}
+	return nil
+}
+
+func mapSegment(f *os.File, off int64) ([]byte, error) {
+	m, err := unix.Mmap(int(f.Fd()), off, segmentBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map: %w", err)
+	}
+	return m, nil
+}
+
+// allocate makes the file's bytes [off, off+n) exist on disk.
+func allocate(f *os.File, off, n int64) error {
+	err := unix.Fallocate(int(f.Fd()), 0, off, n)
+	if !errors.Is(err, unix.EOPNOTSUPP) {
+		return err
+	}
+	_, err = f.WriteAt(make([]byte, n), off)
+	return err
+}
+
+// at returns the bytes of the log from an offset to the end of its segment.
+func (s *Store) at(off int64) []byte {
+	return (*s.segments.Load())[off/segmentBytes][off%segmentBytes:]
+}
