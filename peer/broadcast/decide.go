@@ -37,7 +37,7 @@ func (p *Plan) Failed(now time.Time, c Chunk, member string) {
 	}
 	h.direct--
 	if h.direct == 0 && h.source == "" {
-		delete(p.chunks[c].Value.(*state).members, member)
+		h.span = chunk.Span{} // what it got of it is not known
 	}
 }
 
@@ -46,7 +46,6 @@ func (p *Plan) Leave(member string) {
 	for e := p.order.Front(); e != nil; e = e.Next() {
 		s := e.Value.(*state)
 		delete(s.members, member)
-		delete(s.failed, member)
 	}
 }
 
@@ -80,7 +79,7 @@ func (p *Plan) state(now time.Time, c Chunk) *state {
 		p.order.Remove(e)
 		delete(p.chunks, e.Value.(*state).chunk)
 	}
-	s := &state{chunk: c, last: now, members: make(map[string]*holder), failed: make(map[string]time.Time)}
+	s := &state{chunk: c, last: now, members: make(map[string]*holder)}
 	p.chunks[c] = p.order.PushBack(s)
 	return s
 }
@@ -93,22 +92,27 @@ func (p *Plan) holder(c Chunk, member string) *holder {
 	return e.Value.(*state).members[member]
 }
 
+// noteFailures remembers who could not help an asker, also when it was not known
+// before: it may ask for the chunk itself next.
 func (p *Plan) noteFailures(now time.Time, s *state, failed []string) {
-	for id, at := range s.failed {
-		if now.Sub(at) >= p.cfg.FailedFor {
-			delete(s.failed, id)
-		}
-	}
 	for _, id := range failed {
-		if len(s.failed) >= p.cfg.MaxMembers {
-			return
-		}
-		s.failed[id] = now
-		// It is not sent to by us: what it had or hoped for is not known any more.
-		if h := s.members[id]; h != nil && h.direct == 0 {
-			delete(s.members, id)
+		if h := p.remember(s, id, now); h != nil {
+			h.failed = now
 		}
 	}
+}
+
+// remember returns what is known of a member, or nil when there is no room for it.
+func (p *Plan) remember(s *state, id string, now time.Time) *holder {
+	h := s.members[id]
+	if h == nil {
+		if len(s.members) >= p.cfg.MaxMembers && !p.makeRoom(s) {
+			return nil
+		}
+		h = &holder{id: id, since: now, stranger: true}
+		s.members[id] = h
+	}
+	return h
 }
 
 // sends counts the sends from this node that are under way.
@@ -122,18 +126,13 @@ func (s *state) sends() int {
 
 // receiving remembers from whom the asker receives from now on.
 func (p *Plan) receiving(now time.Time, s *state, req Request, source string) {
-	h := s.members[req.Member]
+	h := p.remember(s, req.Member, now)
 	if h == nil {
-		if len(s.members) >= p.cfg.MaxMembers && !p.makeRoom(s) {
-			return // not remembered: it is served, and named to nobody
-		}
-		h = &holder{id: req.Member}
-		s.members[req.Member] = h
+		return // it is served, and named to nobody
 	}
-	delete(s.failed, req.Member) // it is alive
 	h.zone, h.rack = req.Zone, req.Rack
 	h.span = union(h.span, req.Span)
-	h.since, h.source, h.done = now, source, false
+	h.since, h.source, h.done, h.stranger = now, source, false, false
 	if source == "" {
 		h.direct++
 	}
@@ -193,7 +192,7 @@ func (p *Plan) mayServe(now time.Time, s *state, h *holder, req Request) bool {
 	if h.id == req.Member || slices.Contains(req.Failed, h.id) {
 		return false
 	}
-	if _, failed := s.failed[h.id]; failed {
+	if !h.failed.IsZero() && now.Sub(h.failed) < p.cfg.FailedFor {
 		return false
 	}
 	if req.Span.First < h.span.First || req.Span.End() > h.span.End() {
@@ -207,7 +206,7 @@ func (p *Plan) mayServe(now time.Time, s *state, h *holder, req Request) bool {
 		if h.source == req.Member {
 			return false
 		}
-		if h = s.members[h.source]; h == nil {
+		if h = s.members[h.source]; h == nil || h.stranger {
 			return false // forgotten, and who it waits for with it
 		}
 	}

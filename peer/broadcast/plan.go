@@ -6,7 +6,7 @@
 // It promises that at most [Config].MaxSends sends of a chunk are under way at once
 // as long as somebody else can serve; that nobody is sent to itself, to a member
 // that failed lately, or to one that waits, however indirectly, for the asker; and
-// that its memory is bounded. It does not know who is a member: the caller tells it
+// that its memory is bounded, which is also how far it remembers who failed. It does not know who is a member: the caller tells it
 // who left, and checks a decision against the membership of now.
 package broadcast
 
@@ -93,7 +93,6 @@ type state struct {
 	chunk   Chunk
 	last    time.Time // it was last asked for
 	members map[string]*holder
-	failed  map[string]time.Time // when a member was last reported; bounded by MaxMembers
 }
 
 // holder is a member that has the chunk or is receiving it.
@@ -104,7 +103,9 @@ type holder struct {
 	source         string     // whom it receives from; "" means this node, or that it is done
 	direct         int        // sends from this node to it that are under way
 	done           bool
-	named          int // how often it was named to others
+	stranger       bool      // never asked since it was forgotten: its source is not known
+	failed         time.Time // an asker last could not get the chunk from it
+	named          int       // how often it was named to others
 }
 
 // New returns an empty Plan.

@@ -1,0 +1,243 @@
+package broadcast
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/shardwell/shardwell/internal/chunk"
+)
+
+var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+var whole = chunk.Span{First: 0, Count: 32}
+
+// script drives a plan by words; time goes on by a second with each.
+type script struct {
+	t   *testing.T
+	p   *Plan
+	now time.Time
+	c   Chunk
+}
+
+func begin(t *testing.T, cfg Config) *script {
+	return &script{t: t, p: New(cfg), now: noon}
+}
+
+// ask expects the asker to be sent to want, "" for this node.
+func (s *script) ask(member, rack, want string, failed ...string) {
+	s.t.Helper()
+	s.askFor(whole, member, rack, want, failed...)
+}
+
+func (s *script) askFor(span chunk.Span, member, rack, want string, failed ...string) {
+	s.t.Helper()
+	s.now = s.now.Add(time.Second)
+	d := s.p.Ask(s.now, Request{Chunk: s.c, Span: span, Member: member, Zone: "z" + rack, Rack: rack, Failed: failed})
+	if d.Redirect != want {
+		s.t.Errorf("%s is sent to %q, want %q", member, d.Redirect, want)
+	}
+}
+
+func (s *script) done(m string)   { s.p.Done(s.now, s.c, m) }
+func (s *script) failed(m string) { s.p.Failed(s.now, s.c, m) }
+
+func TestServesUpToTheLimitAndThenNamesOthers(t *testing.T) {
+	s := begin(t, Config{MaxSends: 2})
+	s.ask("a", "", "")
+	s.ask("b", "", "")
+	s.ask("c", "", "a") // both are receiving; a for longer
+	s.ask("d", "", "b") // a has one receiver
+	s.ask("e", "", "c")
+	s.done("a")
+	s.ask("f", "", "")
+	s.failed("b")
+	s.ask("g", "", "")
+}
+
+func TestPrefersTheRack(t *testing.T) {
+	s := begin(t, Config{MaxSends: 2})
+	s.ask("a", "1", "")
+	s.ask("b", "2", "")
+	s.ask("c", "2", "b")
+	s.ask("d", "2", "c") // b and c are in the rack; nobody receives from c
+	s.ask("e", "2", "d")
+	s.ask("f", "1", "a")
+	s.ask("g", "3", "e") // no one in its rack: fewest receivers, then longest at it
+}
+
+func TestNeverToOneWhoFailed(t *testing.T) {
+	s := begin(t, Config{MaxSends: 1})
+	s.ask("a", "", "")
+	s.ask("b", "", "a")
+	s.ask("b", "", "", "a") // a is out, and nobody else is there
+	s.failed("b")
+	s.done("a")
+	s.ask("c", "", "")
+	s.ask("d", "", "c") // not a, though it has the chunk: it failed
+	s.now = s.now.Add(31 * time.Second)
+	s.ask("e", "", "a", "c", "d")
+}
+
+func TestNeverInACircle(t *testing.T) {
+	s := begin(t, Config{MaxSends: 1})
+	s.ask("a", "", "")
+	s.ask("b", "", "a")
+	s.ask("c", "", "b", "a")
+	s.failed("a") // a's stream broke: it comes back
+	s.ask("x", "", "")
+	s.ask("a", "", "x") // not b, which waits for a, nor c, which waits for b
+}
+
+func TestOnlyToOneThatHasWhatIsAsked(t *testing.T) {
+	s := begin(t, Config{MaxSends: 1})
+	s.askFor(chunk.Span{First: 0, Count: 4}, "a", "", "")
+	s.ask("b", "", "") // a has the head only
+	s.failed("b")
+	s.askFor(chunk.Span{First: 1, Count: 2}, "c", "", "a")
+	s.askFor(chunk.Span{First: 4, Count: 4}, "a", "", "") // a goes on: now it has 0 to 8
+	s.askFor(chunk.Span{First: 2, Count: 4}, "d", "", "a")
+}
+
+func TestServeOnly(t *testing.T) {
+	p := New(Config{MaxSends: 1})
+	p.Ask(noon, Request{Member: "a", Span: whole})
+	if d := p.Ask(noon, Request{Member: "b", Span: whole, ServeOnly: true}); d.Redirect != "" {
+		t.Errorf("sent to %q", d.Redirect)
+	}
+}
+
+func TestForgets(t *testing.T) {
+	p := New(Config{MaxChunks: 3, MaxMembers: 4, MaxSends: 1})
+	for i := range uint32(10) {
+		p.Ask(noon.Add(time.Duration(i)), Request{Chunk: Chunk{Index: i}, Member: "a", Span: whole})
+	}
+	if p.Len() != 3 {
+		t.Errorf("%d chunks", p.Len())
+	}
+	for i := range 20 {
+		p.Ask(noon.Add(time.Second), Request{Chunk: Chunk{Index: 9}, Member: fmt.Sprint(i), Span: whole})
+	}
+	if n := len(p.chunks[Chunk{Index: 9}].Value.(*state).members); n > 4 {
+		t.Errorf("%d members", n)
+	}
+	p.Leave("a")
+	if p.holder(Chunk{Index: 8}, "a") != nil {
+		t.Error("a member that left is remembered")
+	}
+	p.Expire(noon.Add(3 * time.Minute))
+	if p.Len() != 0 || p.order.Len() != 0 {
+		t.Errorf("%d chunks are still hot", p.Len())
+	}
+}
+
+// model is what a cluster knows by itself: who waits for whom, and what failed when.
+type model struct {
+	source map[string]string    // whom a member receives from now
+	since  map[string]time.Time // it does
+	sends  int                  // from the owner
+	direct map[string]int
+	failed map[string]time.Time
+}
+
+// TestRandomOperations holds every decision against the promises of the package.
+func TestRandomOperations(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		cfg := Config{MaxSends: rapid.IntRange(1, 4).Draw(t, "sends"), MaxMembers: rapid.SampledFrom([]int{2, 5, 10, 20}).Draw(t, "members")}
+		p := New(cfg)
+		c := Chunk{Index: 7}
+		m := model{source: map[string]string{}, since: map[string]time.Time{}, direct: map[string]int{}, failed: map[string]time.Time{}}
+		now := noon
+		name := rapid.SampledFrom([]string{"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"})
+		rack := rapid.SampledFrom([]string{"", "1", "2"})
+		for range rapid.IntRange(1, 80).Draw(t, "steps") {
+			now = now.Add(time.Duration(rapid.IntRange(0, 5000).Draw(t, "ms")) * time.Millisecond)
+			who := name.Draw(t, "member")
+			switch op := rapid.IntRange(0, 9).Draw(t, "op"); {
+			case op < 6:
+				req := Request{Chunk: c, Span: whole, Member: who, Rack: rack.Draw(t, "rack"),
+					Failed: rapid.SliceOfN(name, 0, 2).Draw(t, "failed"), ServeOnly: op == 5}
+				m.ask(t, p, cfg, now, req)
+			case op == 6 && m.direct[who] > 0:
+				p.Done(now, c, who)
+				m.end(who)
+			case op == 7 && m.direct[who] > 0:
+				p.Failed(now, c, who)
+				m.end(who)
+			case op == 8:
+				p.Leave(who)
+				m.sends -= m.direct[who]
+				delete(m.direct, who)
+				delete(m.source, who)
+				delete(m.failed, who)
+			case op == 9:
+				p.Expire(now)
+			}
+			if p.Len() > 1 || p.Len() == 1 && len(p.chunks[c].Value.(*state).members) > cfg.MaxMembers {
+				t.Fatal("grew beyond its bounds")
+			}
+		}
+	})
+}
+
+func (m *model) end(who string) {
+	m.direct[who]--
+	m.sends--
+	if m.direct[who] == 0 && m.source[who] == "owner" {
+		delete(m.source, who)
+	}
+}
+
+func (m *model) ask(t *rapid.T, p *Plan, cfg Config, now time.Time, req Request) {
+	for _, f := range req.Failed {
+		m.failed[f] = now
+	}
+	d := p.Ask(now, req)
+	if d.Redirect == "" {
+		m.source[req.Member], m.since[req.Member] = "owner", now
+		m.direct[req.Member]++
+		m.sends++
+		return
+	}
+	switch {
+	case req.ServeOnly:
+		t.Fatalf("%s wanted nobody named, and got %s", req.Member, d.Redirect)
+	case d.Redirect == req.Member:
+		t.Fatalf("%s is sent to itself", req.Member)
+	case m.sends < cfg.MaxSends:
+		t.Fatalf("%s is sent away at %d sends", req.Member, m.sends)
+	}
+	if at, ok := m.failed[d.Redirect]; ok && cfg.MaxMembers >= 10 && now.Sub(at) < 30*time.Second {
+		t.Fatalf("%s is sent to %s, which failed %v ago", req.Member, d.Redirect, now.Sub(at))
+	}
+	// Nobody on the way up may be waiting for the asker. Who began a minute ago
+	// does not wait any more.
+	for at, n := d.Redirect, 0; at != "" && at != "owner"; at, n = m.source[at], n+1 {
+		if at == req.Member {
+			t.Fatalf("%s is sent to %s, which waits for it", req.Member, d.Redirect)
+		}
+		if now.Sub(m.since[at]) >= time.Minute || n > 20 {
+			break
+		}
+	}
+	m.source[req.Member], m.since[req.Member] = d.Redirect, now
+}
+
+// Everybody asks, and everybody ends with the chunk, over sends that nowhere exceed the
+// limit by more than one.
+func TestFanOut(t *testing.T) {
+	const members, k = 500, 3
+	p := New(Config{MaxSends: k})
+	load := map[string]int{}
+	for i := range members {
+		d := p.Ask(noon, Request{Span: whole, Member: fmt.Sprintf("m%03d", i)})
+		load[d.Redirect]++
+	}
+	for who, n := range load {
+		if n > k {
+			t.Errorf("%q sends %d times", who, n)
+		}
+	}
+}
