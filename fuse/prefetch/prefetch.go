@@ -1,9 +1,10 @@
 // Package prefetch guesses from the reads of one open file what is read next.
 //
 // It promises that a sequential reader finds a window of bytes asked for ahead of
-// it, at most twice what it has read in a row and at most the limit given; and that a
-// random reader causes nothing. It is pure: reads in, ranges out. Fetching, and
-// refusing to when memory is short, are left to others. It is a part of fuse.
+// it, at most twice what it has read in a row (or 1 MiB) and at most the limit
+// given; and that a random reader causes nothing. It is pure: reads in, ranges out.
+// Fetching, not fetching twice, and refusing to when memory is short are left to
+// others. Whoever refuses is asked again soon. It is a part of fuse.
 package prefetch
 
 // Limits of a [Detector], in bytes.
@@ -14,6 +15,9 @@ const (
 	skipBytes = 2 << 20
 	// minWindowBytes is asked for as soon as a second read follows a first.
 	minWindowBytes = 1 << 20
+	// stepBytes is how far a reader gets at most until ranges are asked for again: one
+	// chunk.
+	stepBytes = 8 << 20
 	// maxStreams are told apart in one file: workers that share a descriptor.
 	maxStreams = 4
 )
@@ -29,15 +33,17 @@ type Detector struct {
 }
 
 type stream struct {
-	next   int64 // where the furthest read of the stream ended
-	run    int64 // bytes read in a row
-	issued int64 // bytes up to here were asked for
-	used   uint32
-	reads  uint32
+	next  int64 // where the furthest read of the stream ended
+	run   int64 // bytes read in a row
+	asked int64 // where next was when ranges were last asked for; -1 = not yet
+	ahead int64 // end of that range
+	used  uint32
+	reads uint32 // that brought the stream on
 }
 
 // Read takes note of a read of [off, off+n) in a file of size bytes and returns
-// what to ask for now, at most limit bytes ahead of the read's end.
+// what to ask for now, at most limit bytes ahead of the read's end. Ranges overlap
+// earlier ones: what is at hand or under way already is not to be fetched again.
 func (d *Detector) Read(off, n, size, limit int64) Range {
 	if n <= 0 || off < 0 || off >= size {
 		return Range{}
@@ -45,21 +51,22 @@ func (d *Detector) Read(off, n, size, limit int64) Range {
 	d.clock++
 	s := d.find(off, n)
 	s.used = d.clock
+	if off+n <= s.next {
+		return Range{} // overtaken by a later read, or read again
+	}
 	s.reads++
-	s.run += min(n, max(0, off+n-s.next))
-	s.next = max(s.next, off+n)
-	if s.reads < 2 || limit <= 0 {
+	s.run += min(n, off+n-s.next)
+	s.next = off + n
+	if s.reads < 2 || limit <= 0 || s.next >= size {
 		return Range{}
 	}
 	window := min(limit, max(minWindowBytes, 2*s.run))
-	from := max(s.next, s.issued)
-	to := min(size, s.next+window)
-	// Asked for in steps of half a window, not with every read.
-	if from-s.next > window/2 && to < size || to <= from {
+	due := s.asked < 0 || s.next-s.asked >= min(window/2, stepBytes) || s.ahead-s.next < window/4 && s.ahead < size
+	if !due {
 		return Range{}
 	}
-	s.issued = to
-	return Range{Off: from, N: to - from}
+	s.asked, s.ahead = s.next, min(size, s.next+window)
+	return Range{Off: s.next, N: s.ahead - s.next}
 }
 
 // find returns the stream that a read continues, or a new one in the place of the
@@ -75,7 +82,7 @@ func (d *Detector) find(off, n int64) *stream {
 			oldest = s
 		}
 	}
-	*oldest = stream{next: off}
+	*oldest = stream{next: off, asked: -1}
 	return oldest
 }
 

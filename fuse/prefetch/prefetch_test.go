@@ -1,0 +1,166 @@
+package prefetch
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+const (
+	kib = int64(1) << 10
+	mib = int64(1) << 20
+)
+
+// total returns the bytes asked for, each counted once.
+func total(d *Detector, size, limit int64, reads [][2]int64) (asked int64) {
+	var have []Range
+	for _, r := range reads {
+		got := d.Read(r[0], r[1], size, limit)
+		if got.N == 0 {
+			continue
+		}
+		for _, h := range have { // ranges of one stream grow to the right
+			if got.Off < h.Off+h.N && got.Off >= h.Off {
+				cut := min(got.N, h.Off+h.N-got.Off)
+				got.Off, got.N = got.Off+cut, got.N-cut
+			}
+		}
+		asked += got.N
+		have = append(have, got)
+	}
+	return asked
+}
+
+func sequence(from, n, step, count int64) (reads [][2]int64) {
+	for i := range count {
+		reads = append(reads, [2]int64{from + i*step, n})
+	}
+	return reads
+}
+
+func TestPatterns(t *testing.T) {
+	const size, limit = int64(4) << 30, 64 << 20
+	random := func() (reads [][2]int64) {
+		r := rand.New(rand.NewPCG(1, 2))
+		for range 2000 {
+			reads = append(reads, [2]int64{r.Int64N(size), 128 * kib})
+		}
+		return reads
+	}
+	shuffled := sequence(0, 128*kib, 128*kib, 800)
+	for i := 0; i+3 < len(shuffled); i += 4 { // the kernel's readahead overtakes itself
+		shuffled[i], shuffled[i+2] = shuffled[i+2], shuffled[i]
+		shuffled[i+1], shuffled[i+3] = shuffled[i+3], shuffled[i+1]
+	}
+	var two [][2]int64
+	for i := range int64(100) {
+		two = append(two, [2]int64{i * mib, mib}, [2]int64{size/2 + i*mib, mib})
+	}
+	tests := map[string]struct {
+		reads    [][2]int64
+		min, max int64
+	}{
+		"one read":           {sequence(0, 128*kib, 0, 1), 0, 0},
+		"sequential":         {sequence(0, mib, mib, 100), 155 * mib, 164 * mib},
+		"10 KiB steps":       {sequence(512, 10*kib, 10*kib, 10000), 97*mib + 55*mib, 98*mib + 64*mib},
+		"small skips":        {sequence(0, 100*kib, 120*kib, 1000), 110 * mib, 200 * mib},
+		"readahead shuffled": {shuffled, 150 * mib, 170 * mib},
+		"two streams":        {two, 2 * 160 * mib, 2 * 168 * mib},
+		"backwards":          {sequence(size-mib, 128*kib, -128*kib, 1000), 0, 2 * mib},
+		"far strides":        {sequence(0, 128*kib, 16*mib, 200), 0, 0},
+		"random":             {random(), 0, 3 * mib},
+		"same block":         {sequence(0, 4*kib, 0, 1000), 0, 2 * mib},
+	}
+	for name, c := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := total(new(Detector), size, limit, c.reads); got < c.min || got > c.max {
+				t.Errorf("asked for %.1f MiB, want %.1f to %.1f", float64(got)/float64(mib), float64(c.min)/float64(mib), float64(c.max)/float64(mib))
+			}
+		})
+	}
+}
+
+// A random reader that begins to read in sequence is recognised by its second read.
+func TestSwitch(t *testing.T) {
+	var d Detector
+	r := rand.New(rand.NewPCG(3, 4))
+	for range 100 {
+		d.Read(r.Int64N(1<<40), 4*kib, 1<<41, 64*mib)
+	}
+	d.Read(7<<30, 128*kib, 1<<41, 64*mib)
+	if got := d.Read(7<<30+128*kib, 128*kib, 1<<41, 64*mib); got.Off != 7<<30+256*kib || got.N != mib {
+		t.Errorf("asked for %+v", got)
+	}
+}
+
+// From a cold start the link of 500 Mbit/s with 30 ms is full: a simulated origin
+// serves chunks of 8 MiB, each a request of its own, all sharing the link.
+func TestFillsLink(t *testing.T) {
+	const (
+		size      = int64(1) << 30
+		chunk     = int64(8) << 20
+		rate      = 500e6 / 8 // bytes a second
+		roundTrip = 30 * time.Millisecond
+		tick      = time.Millisecond
+		read      = int64(1) << 20
+	)
+	var (
+		d       Detector
+		ready   = make(map[int64]time.Duration) // chunk → when its request reaches the link
+		done    = make(map[int64]int64)         // chunk → bytes here
+		order   []int64
+		off     int64
+		elapsed time.Duration
+	)
+	ask := func(from, n int64) {
+		for c := from / chunk; c*chunk < from+n; c++ {
+			if _, ok := ready[c]; !ok {
+				ready[c] = elapsed + roundTrip
+				order = append(order, c)
+			}
+		}
+	}
+	for ; off < size && elapsed < time.Minute; elapsed += tick {
+		budget := int64(rate * tick.Seconds())
+		for _, c := range order { // the link serves requests in order
+			if ready[c] <= elapsed && budget > 0 {
+				n := min(budget, chunk-done[c])
+				done[c] += n
+				budget -= n
+			}
+		}
+		for off < size {
+			ask(off, read)
+			if c := off / chunk; done[c] < off%chunk+read {
+				break
+			}
+			off += read
+			if r := d.Read(off-read, read, size, 64<<20); r.N > 0 {
+				ask(r.Off, r.N)
+			}
+		}
+	}
+	ideal := time.Duration(float64(size)/rate*float64(time.Second)) + roundTrip
+	if share := float64(ideal) / float64(elapsed); share < 0.97 {
+		t.Errorf("took %v, the link needs %v: %.3f", elapsed, ideal, share)
+	}
+}
+
+func FuzzDetector(f *testing.F) {
+	f.Add(uint64(1), int64(1<<30), int64(64<<20))
+	f.Fuzz(func(t *testing.T, seed uint64, size, limit int64) {
+		var d Detector
+		r := rand.New(rand.NewPCG(seed, seed))
+		size = max(1, size)
+		for range 200 {
+			off, n := r.Int64N(size), 1+r.Int64N(1<<20)
+			got := d.Read(off, n, size, limit)
+			if got.N == 0 {
+				continue
+			}
+			if got.N < 0 || got.N > limit || got.Off < 0 || got.Off+got.N > size {
+				t.Fatalf("seed %d: asked for %+v of %d bytes, limit %d", seed, got, size, limit)
+			}
+		}
+	})
+}
