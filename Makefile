@@ -1,0 +1,91 @@
+# What there is to do here. `make demo` and `make test` need Go, make and root, and
+# nothing else: they get the rest themselves.
+
+# The product is pure Go: one static file that runs on any Linux of its architecture.
+export CGO_ENABLED = 0
+# Modules are taken as go.sum has them; a build never changes go.mod.
+export GOFLAGS = -mod=readonly
+
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo 0.1.0-dev)
+# The version is set by the linker, as the Go command does not know tags of a checkout. -s and -w
+# leave out the symbol table and DWARF: a third of the file, and stack traces do not need them.
+LDFLAGS := -s -w -X github.com/shardwell/shardwell/internal/node.Version=$(VERSION)
+# -trimpath keeps the paths of this machine out of the file, so that two machines build the same.
+BUILD := go build -trimpath -ldflags '$(LDFLAGS)'
+
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
+PROTOC_GEN_GO := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
+PROTOC_GEN_GO_GRPC := google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
+
+.PHONY: build demo test unit e2e check fmt vet staticcheck race vuln bench bench-read generate clean
+
+build: bin/shardwell
+
+# Go knows best what changed; .PHONY'd, so that it is asked every time.
+.PHONY: bin/shardwell
+bin/shardwell:
+	$(BUILD) -o $@ ./cmd/shardwell
+
+# A cluster on this machine: fails when a byte differs or the origin is read twice.
+demo: bin/shardwell
+	bin/shardwell demo --check
+
+# Everything that says whether the product works: parts alone, then the real thing.
+test: unit e2e
+
+# -count=1: tests with kernel mounts and processes depend on what Go's test cache cannot see.
+# -timeout: a test that hangs is a failure, and says where it hung.
+unit:
+	go test -count=1 -timeout 15m ./...
+
+# Real processes, network namespaces, kernel mounts and readers. Its own module, as it needs
+# servers and clients that the product must not depend on. It sets itself up.
+e2e: bin/shardwell
+	./e2e/setup
+	cd e2e && SHARDWELL_BIN=$(CURDIR)/bin/shardwell go test -count=1 -timeout 40m ./...
+
+# What a change must pass besides the tests.
+check: fmt vet staticcheck race vuln
+
+# gofmt lists files and ends with 0 even so; make it fail.
+fmt:
+	@out=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$out" ]; then echo "not formatted:"; echo "$$out"; exit 1; fi
+
+vet:
+	go vet ./...
+	cd e2e && go vet ./...
+
+staticcheck:
+	go run $(STATICCHECK) ./...
+
+# The race detector is C code: the one place where cgo is on.
+race:
+	CGO_ENABLED=1 go test -race -count=1 -timeout 30m ./...
+
+# The data of known vulnerabilities is on the network. Where it cannot be had this says so and goes
+# on; what it finds fails.
+vuln:
+	@if out=$$(go run $(GOVULNCHECK) ./... 2>&1); then echo "$$out" | tail -3; \
+	elif echo "$$out" | grep -qE 'fetching vulnerabilities|no such host|dial tcp|proxyconnect|Forbidden|403|404'; then \
+		echo "govulncheck: its data cannot be had here:"; echo "$$out" | tail -1; \
+	else echo "$$out"; exit 1; fi
+
+# Benchmarks of packages. -run='^$$' runs no tests beside them.
+bench:
+	go test -run='^$$' -bench=. -benchmem -timeout 30m ./...
+
+# The figures that reads are judged by, one JSON object a line.
+bench-read: bin/shardwell
+	./e2e/setup
+	cd e2e && SHARDWELL_BIN=$(CURDIR)/bin/shardwell go run ./bench
+
+# Generated code is committed, so that building needs no protoc (Debian: protobuf-compiler).
+generate:
+	mkdir -p .cache/bin
+	GOBIN=$(CURDIR)/.cache/bin go install $(PROTOC_GEN_GO)
+	GOBIN=$(CURDIR)/.cache/bin go install $(PROTOC_GEN_GO_GRPC)
+	PATH=$(CURDIR)/.cache/bin:$$PATH go generate ./...
+
+clean:
+	rm -rf bin .cache
