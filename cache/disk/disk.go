@@ -308,13 +308,12 @@ func (d *Dir) Close() error {
 	for _, f := range files {
 		f.closeFiles()
 	}
-	err := d.markClean(inUse == 0)
-	if inUse > 0 {
-		err = errors.Join(err, fmt.Errorf("%d objects are still in use", inUse))
+	if err := d.markClean(inUse == 0); err != nil { // a full disk, perhaps: the next start counts
+		d.log.Warn("write clean mark", "err", err)
 	}
 	d.release()
-	if err != nil {
-		return fmt.Errorf("close cache directory %s: %w", d.cfg.Path, err)
+	if inUse > 0 {
+		return fmt.Errorf("close cache directory %s: %d objects are still in use", d.cfg.Path, inUse)
 	}
 	return nil
 }

@@ -1,0 +1,345 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/shardwell/shardwell/internal/chunk"
+)
+
+// start runs d.Run until the test ends, or stop is called.
+func start(t testing.TB, d *Dir) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- d.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// TestBudgetHolds stores far more than fits from many sides, and looks all the while.
+func TestBudgetHolds(t *testing.T) {
+	const budget = 64 * chunk.MinBlockBytes
+	cfg := testConfig(t.TempDir())
+	cfg.BudgetBytes = budget
+	d := openDir(t, cfg)
+	stop := start(t, d)
+	var wg sync.WaitGroup
+	var stored sync.Map
+	for w := range 4 {
+		wg.Go(func() {
+			for i := range 40 {
+				c := newContent(fmt.Sprintf("%d/%d", w, i), 3*chunk.MinBlockBytes+i)
+				f, err := d.Acquire(c.obj, c.id, w%2 == 0)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for b := range f.Blocks() {
+					if err := f.Put(c.block(small, b)); err == nil {
+						stored.Store(c.obj.Key, true)
+					} else if !errors.Is(err, ErrNotAdmitted) {
+						t.Error(err)
+					}
+				}
+				if used := onDiskRoughly(d); used > budget {
+					t.Errorf("%d bytes on the disk, budget %d", used, budget)
+				}
+				_ = readAndCompare(t, f, c)
+				f.Release()
+			}
+		})
+	}
+	wg.Wait()
+	stop()
+	checkLedger(t, d)
+	if d.stats.EvictedObjects.Load() == 0 || d.stats.StoredBytes.Load() < 2*budget {
+		t.Errorf("%d bytes stored, %d objects evicted", d.stats.StoredBytes.Load(), d.stats.EvictedObjects.Load())
+	}
+}
+
+// onDiskRoughly is onDisk while files come and go.
+func onDiskRoughly(d *Dir) (used int64) {
+	names, _ := filepath.Glob(d.path(objectsName, "*", "*"))
+	for _, name := range names {
+		if info, err := os.Lstat(name); err == nil {
+			used += info.Sys().(*syscall.Stat_t).Blocks * 512
+		}
+	}
+	return used
+}
+
+// TestEvictionOrder evicts copies before owned objects, each least recently used
+// first, and nothing that is in use.
+func TestEvictionOrder(t *testing.T) {
+	d := openDir(t, testConfig(t.TempDir()))
+	type object struct {
+		content
+		owned bool
+	}
+	var objects []object
+	for i := range 8 {
+		o := object{newContent(fmt.Sprint(i), 1000), i%2 == 0}
+		f, err := d.Acquire(o.obj, o.id, o.owned)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.putAll(t, f)
+		f.Release()
+		objects = append(objects, o)
+	}
+	held := objects[1].acquire(t, d) // turns into an owned one, in use
+	defer held.Release()
+	first := objects[3].obj // used again: the last of the copies
+	f, err := d.Acquire(first, objects[3].id, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Release()
+
+	var order []string
+	for range len(objects) - 1 {
+		d.victims = nil
+		d.walkAfter = time.Time{}
+		if !d.findVictims(context.Background()) {
+			t.Fatal("nothing to evict")
+		}
+		c := d.victims[0]
+		for _, o := range objects {
+			if o.id == c.ID {
+				order = append(order, o.obj.Key)
+			}
+		}
+		if freed, err := d.evict(c); err != nil || freed <= 0 {
+			t.Fatalf("evict: %d, %v", freed, err)
+		}
+	}
+	if got, want := fmt.Sprint(order), "[5 7 3 0 2 4 6]"; got != want {
+		t.Errorf("evicted in the order %s, want %s", got, want)
+	}
+	d.victims, d.walkAfter = nil, time.Time{}
+	if d.findVictims(context.Background()) {
+		t.Errorf("an object in use is to go")
+	}
+	objects[1].check(t, held)
+	checkLedger(t, d)
+}
+
+// TestEvictUsedSince spares an object that was used after it was chosen.
+func TestEvictUsedSince(t *testing.T) {
+	d := openDir(t, testConfig(t.TempDir()))
+	c := newContent("k", 1000)
+	c.store(t, d)
+	if !d.findVictims(context.Background()) {
+		t.Fatal("nothing to evict")
+	}
+	chosen := d.victims[0]
+	f := c.acquire(t, d)
+	if freed, err := d.evict(chosen); freed >= 0 || err != nil {
+		t.Fatalf("evicted in use: %d, %v", freed, err)
+	}
+	f.Release()
+	if freed, err := d.evict(chosen); freed >= 0 || err != nil {
+		t.Fatalf("evicted although used since: %d, %v", freed, err)
+	}
+	if freed, err := d.evict(victim(c.id)); freed <= 0 || err != nil {
+		t.Fatalf("not evicted: %d, %v", freed, err)
+	}
+	if _, err := d.Find(c.id); !errors.Is(err, ErrNotPresent) {
+		t.Fatalf("found after eviction: %v", err)
+	}
+	c.store(t, d)
+	checkLedger(t, d)
+}
+
+func TestFloors(t *testing.T) {
+	const block = chunk.MinBlockBytes
+	space := Space{TotalBytes: 1000 * block, FreeBytes: 10 * block, Inodes: 100, FreeInodes: 50}
+	tests := []struct {
+		name   string
+		change func(cfg *Config, s *Space)
+		want   error
+		reason Reject
+	}{
+		{"room", func(*Config, *Space) {}, nil, 0},
+		{"free bytes at the floor", func(cfg *Config, s *Space) { cfg.FloorBytes = 10 * block }, ErrNotAdmitted, RejectFloor},
+		{"free bytes just above", func(cfg *Config, s *Space) { cfg.FloorBytes = 8 * block }, nil, 0},
+		{"no inodes left", func(cfg *Config, s *Space) { s.FreeInodes = 1 }, ErrNotAdmitted, RejectInodes},
+		{"inodes at the floor", func(cfg *Config, s *Space) { cfg.FloorInodes = 49 }, ErrNotAdmitted, RejectInodes},
+		{"inodes not counted", func(cfg *Config, s *Space) { cfg.FloorInodes, s.Inodes, s.FreeInodes = 49, 0, 0 }, nil, 0},
+		{"budget below a block", func(cfg *Config, s *Space) { cfg.BudgetBytes = block }, ErrNotAdmitted, RejectBudget},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			cfg, s := testConfig(t.TempDir()), space
+			tt.change(&cfg, &s)
+			cfg.FS = &faultFS{FS: OS{}, space: func() (Space, error) { return s, nil }}
+			d := openDir(t, cfg)
+			c := newContent("k", block)
+			f := c.acquire(t, d)
+			defer f.Release()
+			err := f.Put(c.block(small, 0))
+			if !errors.Is(err, tt.want) {
+				t.Fatalf("put: %v", err)
+			}
+			var reject *RejectError
+			if errors.As(err, &reject) && reject.Reason != tt.reason {
+				t.Errorf("rejected for %v, want %v", reject.Reason, tt.reason)
+			}
+			if names, _ := filepath.Glob(d.path(objectsName, "*", "*")); err != nil && len(names) > 0 {
+				t.Errorf("left behind: %v", names)
+			}
+		})
+	}
+}
+
+// TestFloorEvicts frees space for others who fill the file system.
+func TestFloorEvicts(t *testing.T) {
+	const block = chunk.MinBlockBytes
+	var mu sync.Mutex
+	others := int64(0)
+	cfg := testConfig(t.TempDir())
+	cfg.FloorBytes = 100 * block
+	var d *Dir
+	cfg.FS = &faultFS{FS: OS{}, space: func() (Space, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		used := others
+		if d != nil {
+			used += onDiskRoughly(d)
+		}
+		return Space{TotalBytes: 1000 * block, FreeBytes: 1000*block - used, UsedBytes: used}, nil
+	}}
+	dir := openDir(t, cfg)
+	mu.Lock()
+	d = dir
+	mu.Unlock()
+	for i := range 20 {
+		newContent(fmt.Sprint(i), 10*block).store(t, d)
+	}
+	mu.Lock()
+	others = 800 * block
+	mu.Unlock()
+	dir.relieve(context.Background())
+	space, _ := cfg.FS.Statfs("")
+	if space.FreeBytes < cfg.FloorBytes {
+		t.Errorf("%d bytes free, floor %d", space.FreeBytes, cfg.FloorBytes)
+	}
+	if n := dir.stats.EvictedObjects.Load(); n == 0 || n == 20 {
+		t.Errorf("%d objects evicted of 20", n)
+	}
+	checkLedger(t, dir)
+}
+
+// TestUncleanCount counts while the cache serves, and holds the budget before.
+func TestUncleanCount(t *testing.T) {
+	path := t.TempDir()
+	d := openDir(t, testConfig(path))
+	for i := range 50 {
+		newContent(fmt.Sprint(i), 5000).store(t, d)
+	}
+	used, _ := d.Usage()
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(path, cleanName)); err != nil {
+		t.Fatal(err)
+	}
+
+	cfg := testConfig(path)
+	cfg.BudgetBytes = used + 20*chunk.MinBlockBytes
+	cfg.FS = &faultFS{FS: OS{}, space: func() (Space, error) {
+		return Space{TotalBytes: 1 << 40, FreeBytes: 1 << 40, UsedBytes: cfg.BudgetBytes}, nil
+	}}
+	d = openDir(t, cfg)
+	c := newContent("new", 5000)
+	f := c.acquire(t, d)
+	defer f.Release()
+	if err := f.Put(c.block(small, 0)); !errors.Is(err, ErrNotAdmitted) {
+		t.Errorf("put before the count: %v", err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		rng := rand.New(rand.NewPCG(7, 7))
+		for range 300 {
+			c := newContent(fmt.Sprint(rng.IntN(60)), 5000)
+			f := c.acquire(t, d)
+			_ = f.Put(c.block(small, 0))
+			f.Release()
+			_, _ = d.evict(victim(newContent(fmt.Sprint(rng.IntN(60)), 5000).id))
+		}
+	})
+	for range 5 {
+		if err := d.walk(context.Background(), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wg.Wait()
+	if !d.ledger.exact() {
+		t.Fatal("not counted")
+	}
+	if err := d.walk(context.Background(), nil); err != nil {
+		t.Fatal(err)
+	}
+	checkLedger(t, d)
+	if err := f.Put(c.block(small, 0)); err != nil {
+		t.Errorf("put after the count: %v", err)
+	}
+}
+
+// TestSmallFileSystem fills real ones: no space, no inodes.
+func TestSmallFileSystem(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounting needs root")
+	}
+	for _, options := range []string{"size=4m", "size=64m,nr_inodes=40"} {
+		t.Run(options, func(t *testing.T) {
+			path := t.TempDir()
+			if out, err := exec.Command("mount", "-t", "tmpfs", "-o", options, "tmpfs", path).CombinedOutput(); err != nil {
+				t.Fatalf("mount: %v: %s", err, out)
+			}
+			t.Cleanup(func() {
+				if err := syscall.Unmount(path, syscall.MNT_DETACH); err != nil {
+					t.Error(err)
+				}
+			})
+			d := openDir(t, testConfig(path))
+			admitted := 0
+			for i := range 200 {
+				c := newContent(fmt.Sprint(i), 2*chunk.MinBlockBytes)
+				f := c.acquire(t, d)
+				for b := range f.Blocks() {
+					switch err := f.Put(c.block(small, b)); {
+					case err == nil:
+						admitted++
+					case !errors.Is(err, ErrNotAdmitted):
+						t.Fatal(err)
+					}
+				}
+				_ = readAndCompare(t, f, c)
+				f.Release()
+				if i%10 == 9 {
+					d.relieve(context.Background())
+				}
+			}
+			if admitted == 0 || d.stats.EvictedObjects.Load() == 0 {
+				t.Errorf("%d blocks admitted, %d objects evicted", admitted, d.stats.EvictedObjects.Load())
+			}
+		})
+	}
+}
