@@ -1,0 +1,203 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/shardwell/shardwell/internal/config"
+	"github.com/shardwell/shardwell/peer"
+	"github.com/shardwell/shardwell/peer/member"
+	"github.com/shardwell/shardwell/peer/secret"
+	"github.com/shardwell/shardwell/peer/transfer"
+)
+
+// cluster is this node's part in the cluster: membership, ring, and both ends of
+// the peer port.
+type cluster struct {
+	log    *slog.Logger
+	self   string
+	group  *member.Group
+	ring   *placement
+	peers  *peer.Peers
+	server *peer.Server
+	listen net.Listener
+	signer *transfer.Signer
+	bytes  transfer.Stats // of client and server
+
+	directory peer.Directory   // of members that can be asked
+	changed   func(owners int) // told after each change of the ring
+	asked     atomic.Bool      // the seeds have been asked
+}
+
+// openCluster opens the ports of n and joins nobody yet. openServer completes it.
+func openCluster(n *Node) (c *cluster, err error) {
+	cfg := n.cfg
+	c = &cluster{log: n.log, self: n.id, ring: newPlacement(n.id, n.geometry, int64(cfg.PlaceWhole), time.Duration(cfg.RestartGrace)),
+		changed: n.origins.setMembers}
+	defer func() {
+		if err != nil {
+			c.Close()
+		}
+	}()
+	var keys secret.Set
+	if cfg.SecretFile != "" {
+		if keys, err = secret.ReadFile(cfg.SecretFile); err != nil {
+			return nil, err
+		}
+		if c.signer, err = transfer.NewSigner(keys.RequestKeys()); err != nil {
+			return nil, err
+		}
+	}
+	if c.listen, err = net.Listen("tcp", cfg.PeerBind); err != nil {
+		return nil, fmt.Errorf("listen for peers: %w: choose another --peer-bind", err)
+	}
+	mc, err := memberConfig(n, keys)
+	if err != nil {
+		return nil, err
+	}
+	mc.PeerPort = c.listen.Addr().(*net.TCPAddr).Port
+	mc.OnChange = func(all []member.Member) { // the first time when the seeds have been asked
+		c.change(all)
+		c.asked.Store(true)
+	}
+	if c.group, err = member.New(mc); err != nil {
+		return nil, err
+	}
+	c.change(c.group.Members()) // this member alone, until the seeds have been asked
+	c.peers, err = peer.New(peer.Config{
+		Self: n.id, Version: Version, Geometry: n.geometry, Ring: c.ring, Members: &c.directory,
+		Transfer: transfer.NewClient(transfer.ClientConfig{
+			Self: n.id, Geometry: n.geometry, Signer: c.signer, Buffers: n.arena, Stats: &c.bytes, Logger: n.log,
+		}),
+		Signer: c.signer, Logger: n.log,
+	})
+	return c, err
+}
+
+// memberConfig translates the configuration.
+func memberConfig(n *Node, keys secret.Set) (member.Config, error) {
+	cfg := n.cfg
+	host, port, err := splitAddr("bind", cfg.Bind)
+	if err != nil {
+		return member.Config{}, err
+	}
+	mc := member.Config{
+		ID: n.id, Name: n.name, BindAddr: host, BindPort: port,
+		Insecure: cfg.Insecure, Join: cfg.Join,
+		Zone: cfg.Zone, Rack: cfg.Rack, Weight: cfg.Weight, NoOwner: cfg.NoOwner,
+		Geometry: n.geometry, PlaceWhole: int64(cfg.PlaceWhole),
+		ProtocolMin: peer.ProtocolMin, ProtocolMax: peer.ProtocolMax,
+		RestartGrace: time.Duration(cfg.RestartGrace), Logger: n.log,
+	}
+	if keys.Len() > 0 {
+		mc.Keys = keys.GossipKeys()
+	}
+	if cfg.Advertise != "" {
+		ip, err := resolveOne(cfg.Advertise)
+		if err != nil {
+			return mc, err
+		}
+		mc.AdvertiseAddr = ip.String()
+	}
+	return mc, nil
+}
+
+// splitAddr reads HOST:PORT with an IP address or a name for HOST.
+func splitAddr(flag, addr string) (host string, port int, err error) {
+	host, text, err := net.SplitHostPort(addr)
+	if err == nil {
+		port, err = strconv.Atoi(text)
+	}
+	if err != nil {
+		return "", 0, &config.Error{What: fmt.Sprintf("%q is not HOST:PORT", addr), Where: "--" + flag}
+	}
+	if host == "" {
+		return "0.0.0.0", port, nil
+	}
+	ip, err := resolveOne(host)
+	if err != nil {
+		return "", 0, err
+	}
+	return ip.String(), port, nil
+}
+
+// resolveOne returns one address of a name, IPv4 if there is one.
+func resolveOne(host string) (netip.Addr, error) {
+	if ip, err := netip.ParseAddr(host); err == nil {
+		return ip, nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	all, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("address of this node: %w", err)
+	}
+	slices.SortStableFunc(all, func(a, b netip.Addr) int { return a.BitLen() - b.BitLen() })
+	return all[0].Unmap(), nil
+}
+
+// openServer makes what answers the other members, when the layers it answers from exist.
+func (c *cluster) openServer(n *Node) (err error) {
+	c.server, err = peer.NewServer(peer.ServerConfig{
+		Self: n.id, Version: Version, Geometry: n.geometry, Lender: n.cache, Names: n.names, Members: &c.directory,
+		Stats: c.peers.Stats(), Transfer: &c.bytes, Verifier: transfer.NewVerifier(c.signer), Logger: n.log,
+		RingHash: func() uint64 { return c.ring.history.Current().Fingerprint() },
+		Forget:   n.forgetHere,
+		Status:   n.statusHere,
+	})
+	return err
+}
+
+// change makes a new ring of new members.
+func (c *cluster) change(all []member.Member) {
+	c.directory.Set(peer.Reachable(all))
+	if err := c.ring.update(all); err != nil {
+		c.log.Error("ring stays as it was", "error", err)
+		return
+	}
+	c.changed(c.ring.history.Current().Len())
+	c.log.Info("ring changed", "members", len(all))
+}
+
+// joined reports whether the cluster was looked for, so that this node does not
+// take itself for alone while it is not.
+func (c *cluster) joined() bool { return c.asked.Load() }
+
+// addr returns where peers reach this node.
+func (c *cluster) addr() string { return c.listen.Addr().String() }
+
+// Run serves the peer port and gossips until ctx ends. Peers are served a little
+// longer than this node is a member, so that those who have not heard yet get answers.
+func (c *cluster) Run(ctx context.Context) error {
+	serve, stopServing := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopServing()
+	var group errgroup.Group
+	group.Go(func() error {
+		defer stopServing()
+		return c.group.Run(ctx)
+	})
+	group.Go(func() error { return c.server.Run(serve, c.listen) })
+	return group.Wait()
+}
+
+// Close gives back ports and connections.
+func (c *cluster) Close() {
+	if c.listen != nil {
+		_ = c.listen.Close()
+	}
+	if c.group != nil {
+		_ = c.group.Close()
+	}
+	if c.peers != nil {
+		_ = c.peers.Close()
+	}
+}

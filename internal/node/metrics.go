@@ -1,0 +1,195 @@
+package node
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/shardwell/shardwell/cache"
+	"github.com/shardwell/shardwell/cache/disk"
+	"github.com/shardwell/shardwell/fuse"
+	"github.com/shardwell/shardwell/objstore"
+)
+
+// collector turns the counters of the packages into metrics when it is asked, so
+// that counting costs an atomic addition and nothing else. Names are a promise
+// (docs/OPERATIONS.md); labels never hold keys or Pods.
+type collector struct{ n *Node }
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("shardwell_"+name, help, labels, nil)
+}
+
+var (
+	readBytes       = desc("read_bytes_total", "Bytes that readers of this node got through the daemon, by where they came from.", "source")
+	readOps         = desc("read_ops_total", "Parts of reads, one for each block they touch, by where the bytes came from.", "source")
+	originRequests  = desc("origin_requests_total", "Requests to the origin by operation and outcome.", "op", "code")
+	originBytes     = desc("origin_bytes_total", "Bytes of objects that came from the origin into this node.")
+	peerSent        = desc("peer_sent_bytes_total", "Bytes of blocks sent to other nodes.")
+	peerReceived    = desc("peer_received_bytes_total", "Bytes of blocks received from other nodes and checked.")
+	peerSendfile    = desc("peer_sendfile_bytes_total", "Of the bytes sent, those that the kernel took from a file.")
+	peerRedirects   = desc("peer_redirects_total", "Redirects to another holder, given and followed.", "direction")
+	breakerOpens    = desc("peer_breaker_opens_total", "Times that a member was set aside.")
+	cacheBytes      = desc("cache_bytes", "Bytes held, by class: disk or memory.", "class")
+	rejected        = desc("cache_admissions_rejected_total", "Blocks that a cache directory did not take, by reason.", "reason")
+	evictedBytes    = desc("cache_evicted_bytes_total", "Bytes that cache directories gave up for others.")
+	corrupt         = desc("corrupt_blocks_total", "Blocks whose checksum did not fit, by where that was found.", "where")
+	retries         = desc("fetch_retries_total", "Fetches of blocks that were tried again.")
+	failures        = desc("fetch_failures_total", "Fetches of blocks that ended in an error.")
+	passthrough     = desc("passthrough_opens_total", "Opens of files by whether the kernel reads the cache file itself.", "result")
+	opSeconds       = desc("fuse_op_seconds", "Time to answer a request of the kernel.", "op")
+	fuseErrors      = desc("fuse_errors_total", "Requests of the kernel answered with an error, look-ups of absent names included.")
+	mountCount      = desc("mounts", "Mounts that this node serves.")
+	ringMembers     = desc("ring_members", "Members of the ring, those restarting included.")
+	membersRefused  = desc("members_refused_total", "Times that a member was turned away.")
+	gossipDropped   = desc("gossip_dropped_packets_total", "Packets and streams of strangers, or damaged.")
+	diskState       = desc("disk_state", "1 for the state a cache directory is in.", "path", "state")
+	diskBudgetBytes = desc("disk_budget_bytes", "Bytes that a cache directory may take.", "path")
+	diskUsedBytes   = desc("disk_used_bytes", "Bytes that a cache directory takes.", "path")
+)
+
+// Describe implements prometheus.Collector. The collector is unchecked: what it
+// sends is known by the list above.
+func (c collector) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (c collector) Collect(to chan<- prometheus.Metric) {
+	m := sender{to}
+	c.reads(m)
+	c.origin(m)
+	c.peers(m)
+	c.disks(m)
+	c.mounts(m)
+}
+
+// sender sends metrics.
+type sender struct{ to chan<- prometheus.Metric }
+
+func (s sender) count(d *prometheus.Desc, v int64, labels ...string) {
+	s.to <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+}
+
+func (s sender) gauge(d *prometheus.Desc, v int64, labels ...string) {
+	s.to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
+}
+
+func (c collector) reads(m sender) {
+	s := c.n.cache.Stats()
+	for _, from := range cache.Sources() {
+		m.count(readBytes, s.ReadBytes[from].Load(), from.String())
+		m.count(readOps, s.ReadOps[from].Load(), from.String())
+	}
+	m.count(retries, s.Retries.Load())
+	m.count(failures, s.Failures.Load())
+	m.count(corrupt, s.CorruptBlocks.Load(), "read")
+	m.gauge(cacheBytes, s.MemoryBlocks.Load()*c.n.geometry.BlockBytes, "memory")
+}
+
+func (c collector) origin(m sender) {
+	s := &c.n.origins.stats
+	for op := range objstore.NumOps {
+		for class := range objstore.NumClasses {
+			m.count(originRequests, s.Requests[op][class].Load(), op.String(), class.String())
+		}
+	}
+	m.count(originBytes, s.Bytes.Load())
+}
+
+func (c collector) peers(m sender) {
+	t, s, g := &c.n.cluster.bytes, c.n.cluster.peers.Stats(), c.n.cluster.group.Stats()
+	m.count(peerSent, t.SentBytes.Load())
+	m.count(peerReceived, t.ReceivedBytes.Load())
+	m.count(peerSendfile, t.SendfileBytes.Load())
+	m.count(peerRedirects, s.RedirectsGiven.Load(), "given")
+	m.count(peerRedirects, s.RedirectsFollowed.Load(), "followed")
+	m.count(breakerOpens, s.BreakerOpens.Load())
+	m.count(corrupt, t.CorruptBlocks.Load(), "arrival")
+	m.gauge(ringMembers, int64(c.n.cluster.ring.history.Current().Len()))
+	m.count(membersRefused, int64(g.Refusals.Load()))
+	m.count(gossipDropped, int64(g.DroppedPackets.Load()))
+}
+
+func (c collector) disks(m sender) {
+	var sum int64
+	var reasons [disk.NumRejects]int64
+	var evicted, damaged int64
+	for _, d := range c.n.disks.dirs {
+		used, budget := d.Usage()
+		sum += used
+		m.gauge(diskUsedBytes, used, d.Path())
+		m.gauge(diskBudgetBytes, budget, d.Path())
+		m.gauge(diskState, 1, d.Path(), "normal")
+		s := d.Stats()
+		for r := range reasons {
+			reasons[r] += s.Rejected[r].Load()
+		}
+		evicted += s.EvictedBytes.Load()
+		damaged += s.Lost[disk.LossChecksum].Load()
+	}
+	m.gauge(cacheBytes, sum, "disk")
+	m.count(evictedBytes, evicted)
+	m.count(corrupt, damaged, "disk")
+	for r, v := range reasons {
+		m.count(rejected, v, disk.Reject(r).String())
+	}
+}
+
+func (c collector) mounts(m sender) {
+	m.gauge(mountCount, int64(len(c.n.mounts.all())))
+	t := c.n.mounts.totals()
+	for r, v := range t.passthrough {
+		m.count(passthrough, v, fuse.PassthroughResult(r).String())
+	}
+	m.count(fuseErrors, t.errors)
+	for op := range fuse.NumOps {
+		h := &t.ops[op]
+		buckets, below := make(map[float64]uint64, fuse.NumBuckets), uint64(0)
+		for i, v := range h.buckets[:fuse.NumBuckets-1] { // the last one is +Inf
+			below += uint64(v)
+			buckets[fuse.BucketBound(i).Seconds()] = below
+		}
+		m.to <- prometheus.MustNewConstHistogram(opSeconds, uint64(h.count), float64(h.nanos)/1e9, buckets, op.String())
+	}
+}
+
+// totals are the counters of all sessions of a node, ended ones included: what a
+// metric counts must not fall when a mount ends.
+type totals struct {
+	ops         [fuse.NumOps]opTotals
+	passthrough [fuse.NumPassthroughResults]int64
+	errors      int64
+}
+
+type opTotals struct {
+	buckets      [fuse.NumBuckets]int64
+	count, nanos int64
+}
+
+// add adds what a session has counted.
+func (t *totals) add(s *fuse.Stats) {
+	for op := range t.ops {
+		from, to := &s.Ops[op], &t.ops[op]
+		for i := range to.buckets {
+			to.buckets[i] += from.Buckets[i].Load()
+		}
+		to.count += from.Count.Load()
+		to.nanos += from.Nanos.Load()
+	}
+	for r := range t.passthrough {
+		t.passthrough[r] += s.Passthrough[r].Load()
+	}
+	for i := range s.Errors {
+		t.errors += s.Errors[i].Load()
+	}
+}
+
+// totals returns the counters of sessions that are and that were.
+func (m *mounts) totals() totals {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	sum := m.past
+	for _, x := range m.byDir {
+		if x != nil {
+			sum.add(x.session.Stats())
+		}
+	}
+	return sum
+}

@@ -1,0 +1,135 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+
+	"github.com/shardwell/shardwell/internal/config"
+	"github.com/shardwell/shardwell/internal/control"
+	"github.com/shardwell/shardwell/objstore"
+	"log/slog"
+)
+
+// Refresh implements control.Node. It returns an error that names the members
+// which could not be told; they forget by themselves when their answers have aged.
+func (n *Node) Refresh(ctx context.Context, uri string) (int, error) {
+	u, err := config.ParseURI(uri)
+	if err != nil {
+		return 0, err
+	}
+	bucket, prefix, err := bucketOf(n.cfg, u)
+	if err != nil {
+		return 0, err
+	}
+	// The others first: what they forget cannot come back from here.
+	there, err := n.cluster.peers.Forget(ctx, bucket, prefix)
+	here, errHere := n.forgetHere(ctx, bucket, prefix)
+	if err := errors.Join(err, errHere); err != nil {
+		return here + there, fmt.Errorf("refresh %s: not every member was told: %w", u, err)
+	}
+	return here + there, nil
+}
+
+// forgetHere drops what this node knows of the names under a prefix.
+func (n *Node) forgetHere(ctx context.Context, b objstore.Bucket, prefix string) (int, error) {
+	count := n.names.Forget(b, prefix)
+	for _, m := range n.mounts.all() {
+		if m.bucket == b {
+			if err := m.session.Forget(ctx, prefix); err != nil {
+				return count, fmt.Errorf("mount %s: %w", m.session.Dir(), err)
+			}
+		}
+	}
+	return count, nil
+}
+
+// List implements control.Node.
+func (n *Node) List(ctx context.Context, req control.ListRequest, yield func(control.Entry) error) error {
+	cfg, err := n.cfg.WithAttributes(req.Options)
+	if err != nil {
+		return err
+	}
+	u, err := config.ParseURI(req.URI)
+	if err != nil {
+		return err
+	}
+	bucket, prefix, err := bucketOf(cfg, u)
+	if err != nil {
+		return err
+	}
+	if u.Dir == "" {
+		if err := n.origins.admit(cfg); err != nil {
+			return err
+		}
+	}
+	lookup, _ := cfg.Consistency.MaxAge()
+	q := objstore.Query{Bucket: bucket, MaxAge: lookup}
+	return list(ctx, u, prefix, yield, func(r objstore.ListRequest) (objstore.Page, error) {
+		page, _, err := n.names.List(ctx, q, r)
+		return page, err
+	})
+}
+
+// ListOrigin is [Node.List] without a node: it asks the origin of cfg.
+func ListOrigin(ctx context.Context, cfg config.Config, uri string, yield func(control.Entry) error) error {
+	u, err := config.ParseURI(uri)
+	if err != nil {
+		return err
+	}
+	if u.Dir != "" {
+		cfg.OriginDirs = append(cfg.OriginDirs, u.Dir) // the user named it
+	}
+	bucket, prefix, err := bucketOf(cfg, u)
+	if err != nil {
+		return err
+	}
+	origins := newOrigins(cfg, slog.New(slog.DiscardHandler))
+	defer origins.Close()
+	store, err := origins.Open(ctx, bucket)
+	if err != nil {
+		return err
+	}
+	return list(ctx, u, prefix, yield, func(r objstore.ListRequest) (objstore.Page, error) { return store.List(ctx, r) })
+}
+
+// list yields one level of names: those in the directory prefix, or the object
+// and the directories that begin with it when it does not end in a slash.
+func list(ctx context.Context, u config.URI, prefix string, yield func(control.Entry) error, ask func(objstore.ListRequest) (objstore.Page, error)) error {
+	if u.Dir != "" && prefix != "" {
+		prefix += "/"
+	}
+	base := ""
+	if i := strings.LastIndexByte(prefix, '/'); i >= 0 {
+		base = prefix[:i+1]
+	}
+	found := false
+	for r := (objstore.ListRequest{Prefix: prefix, Delimiter: "/"}); ; {
+		page, err := ask(r)
+		if err != nil {
+			return fmt.Errorf("%s: %w", u, err)
+		}
+		for _, p := range page.Prefixes {
+			found = true
+			if err := yield(control.Entry{Name: strings.TrimPrefix(p, base)}); err != nil {
+				return err
+			}
+		}
+		for _, o := range page.Objects {
+			found = true
+			if err := yield(control.Entry{Name: strings.TrimPrefix(o.Key, base), Size: o.Size, ModTime: o.ModTime, ETag: o.ETag}); err != nil {
+				return err
+			}
+		}
+		if page.Next == "" {
+			break
+		}
+		r.Token = page.Next
+	}
+	if !found && prefix != "" {
+		return fmt.Errorf("%s: nothing begins with %q: %w", u, path.Base(prefix), objstore.ErrNotExist)
+	}
+	return ctx.Err()
+}

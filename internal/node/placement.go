@@ -1,0 +1,73 @@
+package node
+
+import (
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/shardwell/shardwell/internal/chunk"
+	"github.com/shardwell/shardwell/peer"
+	"github.com/shardwell/shardwell/peer/member"
+	"github.com/shardwell/shardwell/peer/ring"
+)
+
+// actedSuccessors is how many successors an owner asks for what they fetched in
+// its place, while it may have been away.
+const actedSuccessors = 2
+
+// placement is the ring as package peer wants it, with a memory for who acted for
+// an owner while that one was away.
+type placement struct {
+	peer.Ring
+	self    string
+	grace   time.Duration
+	history *ring.History
+	changed atomic.Int64 // when the members changed last, Unix nanoseconds
+}
+
+func newPlacement(self string, g chunk.Geometry, placeWhole int64, grace time.Duration) *placement {
+	h := ring.NewHistory(0)
+	return &placement{Ring: peer.RingOf(h, g, placeWhole), self: self, grace: grace, history: h}
+}
+
+// update makes the table of the members.
+func (p *placement) update(all []member.Member) error {
+	list := make([]ring.Member, 0, len(all))
+	for _, m := range all {
+		r := ring.Member{ID: m.ID, Zone: m.Zone, Rack: m.Rack, Weight: min(m.Weight, ring.MaxWeight), NoOwner: m.NoOwner || m.Draining}
+		if m.State != member.Alive {
+			r.State = ring.Restarting
+		}
+		list = append(list, r)
+	}
+	t, err := ring.Build(p.history.Current(), list)
+	if err != nil {
+		return err
+	}
+	p.history.Push(t)
+	p.changed.Store(time.Now().UnixNano())
+	return nil
+}
+
+// EarlierOwners implements peer.Ring. For a while after members came, went or
+// restarted, the successors count as well: they answered for an owner that was away
+// and may hold what it missed.
+func (p *placement) EarlierOwners(key peer.Key, buf []string) []string {
+	buf = p.Ring.EarlierOwners(key, buf)
+	if time.Since(time.Unix(0, p.changed.Load())) > 2*p.grace {
+		return buf
+	}
+	owners := p.Owners(key, nil)
+	for _, id := range owners[:min(len(owners), 1+actedSuccessors)] {
+		if id != p.self && !slices.Contains(buf, id) {
+			buf = append(buf, id)
+		}
+	}
+	return buf
+}
+
+// owned reports whether this node is the owner, or acts for it.
+func (p *placement) owned(req chunk.Request) bool {
+	m := p.history.Current().Acting(ring.Key(p.KeyOfBlocks(req.Object, req.ID, req.Span)))
+	return m == nil || m.ID == p.self
+}

@@ -1,0 +1,118 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/shardwell/shardwell/cache"
+	"github.com/shardwell/shardwell/fuse"
+	"github.com/shardwell/shardwell/internal/control"
+	"github.com/shardwell/shardwell/peer/member"
+)
+
+// Bounds of a status document.
+const (
+	maxStatusSkipped = 100             // keys named
+	statusTimeout    = 5 * time.Second // for the answers of other members
+)
+
+// Status implements control.Node. A member that does not answer in time is left out of the
+// sums, not of the list.
+func (n *Node) Status(ctx context.Context) (control.Status, error) {
+	st := control.Status{Node: n.name, ID: n.id, Version: Version, Bytes: n.bytes()}
+	table := n.cluster.ring.history.Current()
+	for _, m := range n.cluster.group.Members() {
+		st.Members = append(st.Members, control.Member{
+			ID: m.ID, Name: m.Name, Address: m.PeerAddr.String(), Zone: m.Zone, Rack: m.Rack,
+			State: stateOf(m), OwnedShare: table.OwnedShare(m.ID),
+		})
+	}
+	for _, r := range n.cluster.group.Refused() {
+		st.Refused = append(st.Refused, control.Refusal{Name: r.Name, Address: r.Addr.String(), Reason: r.Reason, At: r.Last})
+	}
+	for _, d := range n.disks.dirs {
+		used, budget := d.Usage()
+		st.Disks = append(st.Disks, control.Disk{Path: d.Path(), State: "normal", UsedBytes: used, BudgetBytes: budget})
+	}
+	mounts := n.mounts.all()
+	for _, m := range mounts {
+		st.Mounts = append(st.Mounts, control.Mount{URI: m.uri, Dir: m.session.Dir()})
+		st.SkippedTotal += m.session.Stats().Skipped.Load()
+		for _, k := range m.session.SkippedKeys() {
+			if len(st.SkippedKeys) < maxStatusSkipped {
+				st.SkippedKeys = append(st.SkippedKeys, control.SkippedKey{Key: k.Key, Reason: k.Reason})
+			}
+		}
+	}
+	if len(mounts) > 0 {
+		datasets, err := n.datasets(ctx, mounts)
+		if err != nil {
+			return st, err
+		}
+		st.Datasets = datasets
+	}
+	return st, nil
+}
+
+// stateOf names a member's state as the status document promises.
+func stateOf(m member.Member) string {
+	switch {
+	case m.Draining:
+		return "draining"
+	case m.State == member.Down:
+		return "dead"
+	}
+	return m.State.String()
+}
+
+// datasets describes what is mounted here: sizes as listed, bytes as held by all members.
+func (n *Node) datasets(ctx context.Context, mounts []*mount) ([]control.Dataset, error) {
+	here, err := n.shares(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ask, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	answers, err := n.cluster.peers.Statuses(ask)
+	if err != nil {
+		n.log.Warn("status: some members did not answer", "error", err)
+	}
+	all := append([]share(nil), here...)
+	for id, doc := range answers {
+		var r report
+		if err := json.Unmarshal(doc, &r); err != nil {
+			n.log.Warn("status: answer of a member", "peer", id, "error", err)
+			continue
+		}
+		all = append(all, r.Shares...)
+	}
+	seen := make(map[string]bool)
+	var list []control.Dataset
+	for _, m := range mounts {
+		if seen[m.uri] {
+			continue
+		}
+		seen[m.uri] = true
+		prefix := m.prefix
+		if prefix != "" {
+			prefix += "/"
+		}
+		objects, bytes := m.session.Listed()
+		local, _ := under(here, m.bucket, prefix)
+		_, owned := under(all, m.bucket, prefix)
+		list = append(list, control.Dataset{URI: m.uri, Objects: objects, Bytes: bytes, CachedBytes: owned, LocalBytes: local})
+	}
+	return list, nil
+}
+
+// bytes adds up where readers of this node got their bytes.
+func (n *Node) bytes() control.Bytes {
+	s := n.cache.Stats()
+	return control.Bytes{
+		Origin: s.ReadBytes[cache.FromOrigin].Load(), Peer: s.ReadBytes[cache.FromPeer].Load(),
+		Disk: s.ReadBytes[cache.FromDisk].Load(), Memory: s.ReadBytes[cache.FromMemory].Load(),
+		PassthroughOpens: n.mounts.totals().passthrough[fuse.PassthroughUsed],
+		SentToPeers:      n.cluster.bytes.SentBytes.Load(),
+	}
+}
