@@ -219,15 +219,9 @@ func eventually(t *testing.T, wait time.Duration, what string, ok func() (bool, 
 // cacheFile finds the data file of the only object of that size in a node's cache.
 func cacheFile(t *testing.T, n *cluster.Node, size int64) string {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(n.CacheDir, "objects", "*", "*.data"))
+	path, err := n.CacheFile(size)
 	must(t, err)
-	for _, f := range files {
-		if info, err := os.Stat(f); err == nil && info.Size() == size {
-			return f
-		}
-	}
-	t.Fatalf("node %s: no cache file of %d bytes among %d", n.Name, size, len(files))
-	return ""
+	return path
 }
 
 // flip inverts one byte of a file in place.

@@ -205,3 +205,25 @@ func (n *Node) Umount(dir string) error {
 	}
 	return err
 }
+
+// Wipe empties the cache directory of a stopped node; it comes back with a new identity.
+func (n *Node) Wipe() error {
+	if err := os.RemoveAll(n.CacheDir); err != nil {
+		return err
+	}
+	return os.MkdirAll(n.CacheDir, 0o755)
+}
+
+// CacheFile returns the data file of the only object of that size in the node's cache.
+func (n *Node) CacheFile(size int64) (string, error) {
+	files, err := filepath.Glob(filepath.Join(n.CacheDir, "objects", "*", "*.data"))
+	if err != nil {
+		return "", err
+	}
+	for _, f := range files {
+		if info, err := os.Stat(f); err == nil && info.Size() == size {
+			return f, nil
+		}
+	}
+	return "", fmt.Errorf("cluster: node %s: no cache file of %d bytes among %d", n.Name, size, len(files))
+}

@@ -212,3 +212,26 @@ func ParseReport(out string) (Report, error) {
 	}
 	return r, nil
 }
+
+// Tiled is an object of repeated random bytes: cheap to make, for measurements in
+// which the origin must not be the limit. Objects with different Shift differ.
+type Tiled struct {
+	Tile  []byte
+	Shift int64
+	Size  int64 // bytes
+}
+
+// ReadAt implements io.ReaderAt.
+func (t Tiled) ReadAt(p []byte, off int64) (int, error) {
+	n := 0
+	for n < len(p) && off < t.Size {
+		at := (off + t.Shift) % int64(len(t.Tile))
+		m := copy(p[n:min(int64(len(p)), int64(n)+t.Size-off)], t.Tile[at:])
+		n += m
+		off += int64(m)
+	}
+	if n < len(p) {
+		return n, io.EOF
+	}
+	return n, nil
+}

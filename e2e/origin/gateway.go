@@ -129,3 +129,20 @@ func (o *Origin) Delete(ctx context.Context, bucket, key string) error {
 	}
 	return c.RemoveObject(ctx, bucket, key, minio.RemoveObjectOptions{})
 }
+
+// Presign returns a URL with which anybody may GET the object, in whatever ranges, for an hour.
+func (o *Origin) Presign(ctx context.Context, bucket, key string) (string, error) {
+	c, err := minio.New(fmt.Sprintf("%s:%d", o.Host.IP, port), &minio.Options{
+		Creds:        credentials.NewStaticV4(o.AccessKey, o.SecretKey, ""),
+		Region:       Region,
+		BucketLookup: minio.BucketLookupPath,
+	})
+	if err != nil {
+		return "", err
+	}
+	u, err := c.PresignedGetObject(ctx, bucket, key, time.Hour, nil)
+	if err != nil {
+		return "", fmt.Errorf("origin: presign %s/%s: %w", bucket, key, err)
+	}
+	return u.String(), nil
+}
