@@ -129,7 +129,11 @@ func New(cfg Config) (*Group, error) {
 	if g.wires, err = newTransport(cfg, logger, &g.stats); err != nil {
 		return nil, fmt.Errorf("membership: listen for gossip on %s port %d: %w", cfg.BindAddr, cfg.BindPort, err)
 	}
-	if g.list, err = memberlist.Create(g.listConfig(logger)); err != nil {
+	listCfg, err := g.listConfig(logger)
+	if err == nil {
+		g.list, err = memberlist.Create(listCfg)
+	}
+	if err != nil {
 		g.wires.Shutdown()
 		return nil, fmt.Errorf("membership: %w", err)
 	}
@@ -138,7 +142,7 @@ func New(cfg Config) (*Group, error) {
 }
 
 // listConfig returns the configuration of memberlist.
-func (g *Group) listConfig(logger *log.Logger) *memberlist.Config {
+func (g *Group) listConfig(logger *log.Logger) (*memberlist.Config, error) {
 	c := memberlist.DefaultLANConfig()
 	c.Name = g.view.selfName
 	c.Label = g.cfg.Label
@@ -161,11 +165,12 @@ func (g *Group) listConfig(logger *log.Logger) *memberlist.Config {
 	d := &delegate{group: g}
 	c.Delegate, c.Events, c.Alive = d, d, d
 	if len(g.cfg.Keys) > 0 {
-		// The keys have the right length, or Create fails with memberlist's own words.
-		c.Keyring, _ = memberlist.NewKeyring(g.cfg.Keys, g.cfg.Keys[0])
-		c.SecretKey = g.cfg.Keys[0]
+		var err error
+		if c.Keyring, err = memberlist.NewKeyring(g.cfg.Keys, g.cfg.Keys[0]); err != nil {
+			return nil, fmt.Errorf("gossip keys: %w", err)
+		}
 	}
-	return c
+	return c, nil
 }
 
 // Addr returns where this member gossips, as others know it.

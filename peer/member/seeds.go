@@ -5,7 +5,10 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -23,57 +26,62 @@ const (
 // seedLoop asks the seeds until ctx ends: at once, and then whenever there is an address that is
 // no member's. It closes asked when a seed has answered or it is time to go on without.
 func (g *Group) seedLoop(ctx context.Context, asked chan<- struct{}) {
-	giveUp := time.Now().Add(seedFirstTimeout)
+	goOn := sync.OnceFunc(func() { close(asked) })
+	defer goOn()
+	giveUp := time.AfterFunc(seedFirstTimeout, goOn)
+	defer giveUp.Stop()
 	retry := seedFirstRetry
-	for waiting, settled := true, false; ; {
-		contacted, missing := g.askSeeds(ctx)
+	for answered, settled := false, false; ; {
+		contacted, missing := g.askSeeds(ctx, goOn)
 		wait := seedInterval/2 + rand.N(seedInterval)
-		if !waiting && !settled {
+		switch {
+		case answered && !settled:
 			settled = true
 			g.exchange()
-		}
-		if waiting {
-			if contacted > 0 || missing == 0 || time.Now().After(giveUp) {
-				close(asked)
-				waiting = false
-				wait = seedSettle/2 + rand.N(seedSettle)
-			} else {
-				wait = min(retry/2+rand.N(retry), max(0, time.Until(giveUp))+time.Millisecond)
-				retry *= 2
-			}
+		case answered:
+		case contacted > 0 || missing == 0:
+			answered = true
+			goOn()
+			wait = seedSettle/2 + rand.N(seedSettle)
+		default:
+			wait = retry/2 + rand.N(retry)
+			retry = min(2*retry, seedInterval)
 		}
 		t := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
 			t.Stop()
-			if waiting {
-				close(asked)
-			}
 			return
 		case <-t.C:
 		}
 	}
 }
 
-// askSeeds exchanges states with some addresses that are no member's. It returns how many
-// answered, and how many there were to choose from.
-func (g *Group) askSeeds(ctx context.Context) (contacted, missing int) {
+// askSeeds exchanges states with some addresses that are no member's, all at once, and calls answered when one
+// has answered. It returns how many did, and how many there were to choose from.
+func (g *Group) askSeeds(ctx context.Context, answered func()) (contacted, missing int) {
 	addrs := g.missing(ctx)
 	missing = len(addrs)
 	rand.Shuffle(missing, func(i, j int) { addrs[i], addrs[j] = addrs[j], addrs[i] })
+	var wait sync.WaitGroup
+	var count atomic.Int32
 	for _, a := range addrs[:min(missing, seedContacts)] {
-		if ctx.Err() != nil {
-			return contacted, missing
-		}
-		if _, err := g.list.Join([]string{a.String()}); err != nil {
-			g.stats.SeedFailures.Add(1)
-			g.cfg.Logger.Debug("membership: ask a seed", "address", a.String(), "error", err)
-			continue
-		}
-		g.stats.SeedContacts.Add(1)
-		contacted++
+		wait.Go(func() {
+			if ctx.Err() != nil {
+				return
+			}
+			if _, err := g.list.Join([]string{a.String()}); err != nil {
+				g.stats.SeedFailures.Add(1)
+				g.cfg.Logger.Debug("membership: ask a seed", "address", a.String(), "error", err)
+				return
+			}
+			g.stats.SeedContacts.Add(1)
+			count.Add(1)
+			answered()
+		})
 	}
-	return contacted, missing
+	wait.Wait()
+	return int(count.Load()), missing
 }
 
 // exchange exchanges states with one member at random. When many start at once, gossip misses
@@ -118,18 +126,20 @@ func (g *Group) missing(ctx context.Context) []netip.AddrPort {
 
 // resolveSeeds returns the addresses of all names to join.
 func (g *Group) resolveSeeds(ctx context.Context) []netip.AddrPort {
-	var list []netip.AddrPort
-	for _, name := range g.cfg.Join {
-		addrs, err := g.resolve(ctx, name)
-		if err != nil {
-			if ctx.Err() == nil {
+	found := make([][]netip.AddrPort, len(g.cfg.Join))
+	var wait sync.WaitGroup
+	for i, name := range g.cfg.Join {
+		wait.Go(func() {
+			addrs, err := g.resolve(ctx, name)
+			if err != nil && ctx.Err() == nil {
 				g.stats.SeedFailures.Add(1)
 				g.cfg.Logger.Warn("membership: resolve a name to join", "name", name, "error", err)
 			}
-			continue
-		}
-		list = append(list, addrs...)
+			found[i] = addrs
+		})
 	}
+	wait.Wait()
+	list := slices.Concat(found...)
 	return list[:min(len(list), maxSeedAddresses)]
 }
 

@@ -25,7 +25,7 @@ const (
 	maxRefusals  = 64               // refused nodes remembered
 	refusalAge   = 10 * time.Minute // how long a refusal is remembered, and repeated in the log at most once
 	maxPlaces    = 100_000          // ring ids known, absent ones included
-	maxPerPlace  = 16               // processes with one ring id
+	maxPerPlace  = 16               // processes with one ring id; older ones are forgotten
 	nameMaxBytes = 255 + 9
 )
 
@@ -50,11 +50,11 @@ type process struct {
 
 // place is what is known of one ring id.
 type place struct {
-	live      []process // those that answer: one, but for restarts and mistakes
-	last      process   // the latest process, also when it lives no more
-	downSince time.Time // when live became empty
-	downs     []time.Time
-	reported  bool // its duplicate is in the log
+	live      []process   // those that answer: one, but for restarts and mistakes
+	last      process     // the latest process, also when it lives no more
+	downSince time.Time   // when live became empty
+	downs     []time.Time // the last flapDowns times at which a process was gone
+	reported  bool        // its duplicate is in the log
 }
 
 // view collects what gossip tells and says what it means at a given time.
@@ -122,10 +122,12 @@ func (v *view) up(p process) {
 	case i >= 0:
 		p.since = pl.live[i].since
 		pl.live[i] = p
-	case len(pl.live) >= maxPerPlace:
-		return
 	default:
+		if len(pl.live) > 0 {
+			pl.fell(p.since) // the one before it was killed and not yet found dead
+		}
 		pl.live = append(pl.live, p)
+		pl.live = pl.live[max(0, len(pl.live)-maxPerPlace):]
 		if p.name != v.selfName {
 			v.stats.Joins.Add(1)
 			logMember(v.log, slog.LevelInfo, "member joined", p.name, p.addr, "id", p.rec.ID, "zone", p.rec.Zone, "rack", p.rec.Rack)
@@ -133,6 +135,12 @@ func (v *view) up(p process) {
 	}
 	pl.choose()
 	v.signal()
+}
+
+// fell notes that the process that held the place is gone.
+func (pl *place) fell(now time.Time) {
+	pl.downs = append(pl.downs, now)
+	pl.downs = pl.downs[max(0, len(pl.downs)-flapDowns):]
 }
 
 // choose makes the newest of the living processes the one that holds the place.
@@ -177,8 +185,7 @@ func (v *view) down(p process, now time.Time) {
 	logMember(v.log, slog.LevelInfo, what, p.name, p.addr, "id", p.rec.ID, "leaves for good", p.rec.Leaving)
 	if len(pl.live) == 0 {
 		pl.downSince = now
-		pl.downs = append(pl.downs, now)
-		pl.downs = pl.downs[max(0, len(pl.downs)-flapDowns):]
+		pl.fell(now)
 	}
 	v.signal()
 }
