@@ -78,12 +78,13 @@ func Load(in Inputs) (Resolved, error) {
 	return r, r.check()
 }
 
-// environment returns the variables with our prefix.
+// environment returns the variables with our prefix that are not empty: an empty
+// one is as good as none, as templates of manifests would have it.
 func environment(environ []string) (map[string]string, error) {
 	out := map[string]string{}
 	for _, kv := range environ {
 		name, value, found := strings.Cut(kv, "=")
-		if !found || !strings.HasPrefix(name, envPrefix) {
+		if !found || value == "" || !strings.HasPrefix(name, envPrefix) {
 			continue
 		}
 		if len(value) > maxFileBytes {

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shardwell/shardwell/internal/config"
+	"github.com/shardwell/shardwell/internal/control"
+)
+
+func newMount(s streams) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "mount URI DIR [flags]",
+		Short: "Mount a dataset",
+		Long: `Mounts s3://BUCKET/PREFIX, or file:///DIR of a directory origin, read-only on DIR. The node that runs on this
+machine does it; without one, or with --foreground, this command is a node itself until Ctrl-C, which unmounts.`,
+		Example: `  shardwell mount s3://datasets/imagenet /data --endpoint https://s3.example.com`,
+		Args:    exactArgs("URI", "DIR"),
+	}
+	opts := configured(cmd, config.ScopeNode, config.ScopeOrigin, config.ScopeMount, config.ScopeClient)
+	foreground := cmd.Flags().Bool("foreground", false, "Run a node of its own in the foreground, even beside one that runs.")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		cfg, err := opts.load()
+		if err != nil {
+			return err
+		}
+		dir, err := mountpoint(args[1])
+		if err != nil {
+			return err
+		}
+		if _, err := config.ParseURI(args[0]); err != nil {
+			return err
+		}
+		return runMount(cmd.Context(), s, cfg, args[0], dir, *foreground)
+	}
+	return cmd
+}
+
+func runMount(ctx context.Context, s streams, cfg config.Resolved, uri, dir string, foreground bool) error {
+	if foreground {
+		return mountHere(ctx, s, cfg, uri, dir)
+	}
+	client, err := control.Dial(ctx, cfg.ControlSocket)
+	if errors.Is(err, control.ErrNoNode) {
+		return mountHere(ctx, s, cfg, uri, dir)
+	}
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	if err := onlyMountOptions(cfg); err != nil {
+		return err
+	}
+	reply, err := client.Mount(ctx, control.MountRequest{URI: uri, Dir: dir, Options: cfg.Attributes()})
+	if err != nil {
+		return err
+	}
+	say(s, reply, dir)
+	return nil
+}
+
+func say(s streams, reply control.MountReply, dir string) {
+	word := "mounted"
+	if reply.Existing {
+		word = "already mounted"
+	}
+	fmt.Fprintf(s.err, "%s %s on %s\n", word, reply.Source, dir)
+}
+
+// onlyMountOptions refuses options of a node where the node is another's.
+func onlyMountOptions(cfg config.Resolved) error {
+	for _, o := range cfg.Settings() {
+		if o.Source.Kind == "flag" && o.NodeOnly {
+			return usagef("--%s is the running node's: set it there, or run a node of your own with --foreground", o.Name)
+		}
+	}
+	return nil
+}
+
+// mountHere is a node until ctx ends.
+func mountHere(ctx context.Context, s streams, cfg config.Resolved, uri, dir string) error {
+	if err := ownCache(&cfg.Config); err != nil {
+		return err
+	}
+	log := newLogger(s, cfg.Config)
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	d, err := startDaemon(ctx, cfg.Config, log)
+	if err != nil {
+		return err
+	}
+	req := control.MountRequest{URI: uri, Dir: dir, Caller: control.Caller{
+		UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), PID: int32(os.Getpid()),
+	}}
+	reply, err := d.node.Mount(ctx, req)
+	if err != nil {
+		stop()
+		<-d.stopped
+		if d.err != nil && errors.Is(err, context.Canceled) {
+			return d.err // the node failed, and Mount with it
+		}
+		return err
+	}
+	say(s, reply, dir)
+	fmt.Fprintln(s.err, "Ctrl-C unmounts")
+	<-d.stopped
+	return d.err
+}
+
+// ownCache gives a node in the foreground a place for its cache when it was given none.
+func ownCache(cfg *config.Config) error {
+	if len(cfg.CacheDirs) > 0 {
+		return nil
+	}
+	base, err := os.UserCacheDir()
+	if err != nil || os.Geteuid() == 0 {
+		base = "/var/cache"
+	}
+	dir := filepath.Join(base, "shardwell")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("cache directory %s: %w: give --cache-dir DIR", dir, err)
+	}
+	cfg.CacheDirs = []config.CacheDir{{Path: dir}}
+	return nil
+}
+
+// mountpoint returns the absolute path of a directory that can be mounted on.
+// Whether it is one already is for the node to judge, which knows its own.
+func mountpoint(arg string) (string, error) {
+	dir, err := filepath.Abs(arg)
+	if err != nil {
+		return "", fmt.Errorf("mountpoint %s: %w", arg, err)
+	}
+	st, err := os.Stat(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "", fmt.Errorf("mountpoint %s: no such directory: make it first", dir)
+	case errors.Is(err, syscall.ENOTCONN), errors.Is(err, syscall.ECONNABORTED):
+		return "", fmt.Errorf("mountpoint %s: the mount of a process that died is in the way: take it away with `shardwell umount %s`", dir, dir)
+	case err != nil:
+		return "", fmt.Errorf("mountpoint %s: %w", dir, errors.Unwrap(err))
+	case !st.IsDir():
+		return "", fmt.Errorf("mountpoint %s: not a directory: name one", dir)
+	}
+	return dir, nil
+}
+
+// completeURI offers what opens a URI.
+func completeURI(_ *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveFilterDirs
+	}
+	starts := slices.DeleteFunc([]string{"s3://", "file:///"}, func(s string) bool { return len(prefix) > len(s) })
+	return starts, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
+}
