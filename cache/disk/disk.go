@@ -121,8 +121,9 @@ var (
 // Dir is a cache directory in use by this process. All methods are safe for
 // concurrent use.
 //
-// Locks, outermost first: Dir.mu, File.mu, File.stripes, ledger.mu. None but
-// File.mu and the stripes is held over I/O (ledger.mu over statfs).
+// Locks, outermost first: File.mu, Dir.mu, File.stripes, body.mu, ledger.mu. Dir.mu
+// is never held over I/O. Where Dir.mu or a File.mu is held while another File.mu
+// is taken, nobody else can reach that File.
 type Dir struct {
 	cfg     Config
 	fs      FS

@@ -48,7 +48,7 @@ func (f *File) load(obj *chunk.Object, owned bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.loaded {
-		if err := f.readFiles(); err != nil {
+		if err := f.d.retryWithFewer(f.readFiles); err != nil {
 			return err
 		}
 		f.loaded = true
@@ -213,6 +213,31 @@ func (b *body) judge(s stamp, boot [16]byte) {
 	b.unverified.Store(int64(b.present.Load()))
 	b.complete = s.complete
 }
+
+// retryWithFewer calls open again after closing idle objects if the process, or the
+// machine, has no descriptor left.
+func (d *Dir) retryWithFewer(open func() error) error {
+	err := open()
+	if !errors.Is(err, unix.EMFILE) && !errors.Is(err, unix.ENFILE) {
+		return err
+	}
+	for range shedAtOnce {
+		d.mu.Lock()
+		old := d.idle.first()
+		if old == nil {
+			d.mu.Unlock()
+			break
+		}
+		d.idle.remove(old)
+		delete(d.open, old.id)
+		d.mu.Unlock()
+		old.closeFiles()
+	}
+	return open()
+}
+
+// shedAtOnce is how many idle objects are closed when descriptors run out.
+const shedAtOnce = 64
 
 // create makes the files of an object that is not on the disk: the data, then the
 // sidecar under another name, then its rename. A kill in between leaves a data

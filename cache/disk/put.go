@@ -77,9 +77,7 @@ func (f *File) put(block chunk.Block) error {
 	if crowded {
 		d.wake()
 	}
-	f.mu.Lock()
-	b, err := f.create()
-	f.mu.Unlock()
+	b, err := f.ensure()
 	if err != nil {
 		return err
 	}
@@ -100,6 +98,21 @@ func (f *File) put(block chunk.Block) error {
 	d.stats.StoredBlocks.Add(1)
 	d.stats.StoredBytes.Add(int64(len(block.Data)))
 	return nil
+}
+
+// ensure returns the body, and makes it first if there is none.
+func (f *File) ensure() (*body, error) {
+	if b := f.body.Load(); b != nil {
+		return b, nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var b *body
+	err := f.d.retryWithFewer(func() (err error) {
+		b, err = f.create()
+		return err
+	})
+	return b, err
 }
 
 // publish writes the checksum of a block whose data is written, then its presence bit.
