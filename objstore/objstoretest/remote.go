@@ -3,6 +3,7 @@ package objstoretest
 import (
 	"bytes"
 	"context"
+	"net/http"
 	"net/url"
 	"testing"
 
@@ -30,7 +31,9 @@ func (r Remote) Target(t *testing.T, store objstore.Store) Target {
 	if err != nil {
 		t.Fatal(err)
 	}
+	transport := &http.Transport{}
 	client, err := minio.New(u.Host, &minio.Options{
+		Transport:    transport,
 		Creds:        credentials.NewStaticV4(r.AccessKey, r.SecretKey, ""),
 		Secure:       u.Scheme == "https",
 		Region:       "us-east-1",
@@ -58,7 +61,10 @@ func (r Remote) Target(t *testing.T, store objstore.Store) Target {
 		}
 	}
 	empty()
-	t.Cleanup(empty)
+	t.Cleanup(func() {
+		empty()
+		transport.CloseIdleConnections()
+	})
 	return Target{
 		Store: store,
 		Put: func(key string, data []byte) error {

@@ -299,20 +299,16 @@ func (s *Store) fail(op objstore.Op, key string, err error) error {
 }
 
 // explain finds out why a HEAD failed, when its answer, which has no body, does
-// not say: it asks for the first byte, whose refusal has one.
-func (s *Store) explain(ctx context.Context, key string, x *exchange) error {
-	if x.err != nil {
-		return failure(objstore.OpHead, x)
-	}
-	r := parseRefusal(x)
-	if r.code != "" || (x.status != http.StatusForbidden && x.status != http.StatusBadRequest) {
-		return failure(objstore.OpHead, x)
+// not say: it asks for the first byte, whose refusal has one. It returns the
+// answer that says more.
+func (s *Store) explain(ctx context.Context, key string, x *exchange) *exchange {
+	if x.err != nil || (x.status != http.StatusForbidden && x.status != http.StatusBadRequest) || parseRefusal(x).code != "" {
+		return x
 	}
 	y := s.ask(ctx, query{op: objstore.OpGet, method: http.MethodGet, key: key,
 		header: map[string]string{"Range": "bytes=0-0"}})
-	if !y.failed() || y.err != nil || parseRefusal(y).code == "" {
-		y.drop()
-		return failure(objstore.OpHead, x)
+	if y.failed() && (y.err != nil || parseRefusal(y).code == "") {
+		return x
 	}
-	return failure(objstore.OpHead, y)
+	return y
 }

@@ -231,7 +231,7 @@ func checkBucket(name string) error {
 	if err := s3utils.CheckValidBucketName(name); err != nil {
 		return invalid("bucket %q: %v", name, err)
 	}
-	if s3utils.IsS3ExpressBucket(name) {
+	if strings.HasSuffix(name, "--x-s3") {
 		return invalid("bucket %q: directory buckets (S3 Express) are not supported", name)
 	}
 	return nil
@@ -341,9 +341,18 @@ func (s *Store) Head(ctx context.Context, key string) (objstore.Info, error) {
 	if err := checkKey(key); err != nil {
 		return objstore.Info{}, s.fail(objstore.OpHead, key, err)
 	}
-	x := s.ask(ctx, query{op: objstore.OpHead, method: http.MethodHead, key: key})
+	q := query{op: objstore.OpHead, method: http.MethodHead, key: key}
+	x := s.ask(ctx, q)
 	if x.failed() {
-		return objstore.Info{}, s.fail(objstore.OpHead, key, s.explain(ctx, key, x))
+		y := s.explain(ctx, key, x)
+		if !y.failed() || y.status == http.StatusRequestedRangeNotSatisfiable { // an empty object has no first byte
+			// The question why found a remedy: another region, fresh credentials.
+			y.drop()
+			y = s.ask(ctx, q)
+		}
+		if x = y; x.failed() {
+			return objstore.Info{}, s.fail(objstore.OpHead, key, failure(objstore.OpHead, x))
+		}
 	}
 	info, err := infoOf(key, x.header)
 	if err != nil {
