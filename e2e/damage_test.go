@@ -67,7 +67,7 @@ func TestFlippedByteUnderPassthroughIsNamedByVerify(t *testing.T) {
 		t.Error("fio has not found the damage in a passthrough file; is it read by the kernel?")
 	}
 	must(t, n.Stop())
-	r, err := n.Run("verify", n.CacheDir)
+	r, err := n.Verify()
 	id := strings.TrimSuffix(filepath.Base(damaged), ".data")
 	if err == nil || r.Code == 0 || !strings.Contains(r.Stdout+r.Stderr, id) {
 		t.Errorf("shardwell verify ended with %d and said %q; want a failure that names %s", r.Code, r.Stdout+r.Stderr, id)

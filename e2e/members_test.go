@@ -106,7 +106,7 @@ func TestKilledWhileItCommits(t *testing.T) {
 		t.Errorf("after 5 kills: %v", err)
 	}
 	must(t, n.Stop())
-	if r, err := n.Run("verify", n.CacheDir); err != nil {
+	if r, err := n.Verify(); err != nil {
 		t.Errorf("verify after 5 kills: %v, %s%s", err, r.Stdout, r.Stderr)
 	}
 }

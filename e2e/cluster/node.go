@@ -160,9 +160,15 @@ const commandWait = 60 * time.Second
 
 // Run runs `shardwell ARGS` against this node's control socket, outside of any host's network.
 func (n *Node) Run(args ...string) (Result, error) {
+	return n.run(append(slices.Clone(args), "--control-socket", n.Socket))
+}
+
+// Verify runs `shardwell verify` on the node's cache directory, which must be at rest.
+func (n *Node) Verify() (Result, error) { return n.run([]string{"verify", n.CacheDir}) }
+
+func (n *Node) run(args []string) (Result, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), commandWait)
 	defer cancel()
-	args = append(slices.Clone(args), "--control-socket", n.Socket)
 	cmd := exec.CommandContext(ctx, n.cluster.Tools.Shardwell, args...)
 	cmd.Env = append(os.Environ(), n.env()...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
