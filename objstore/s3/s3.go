@@ -148,14 +148,15 @@ func (s *Store) Bucket(name string) (*Store, error) {
 func (s *Store) Close() { s.tap.base.CloseIdleConnections() }
 
 // Origin returns the canonical endpoint URL of cfg, as chunk.Object has it: in
-// lower case, without the default port, without a slash at the end.
+// lower case, without the default port, without a slash at the end. Only the
+// endpoint matters: an origin has many buckets.
 func (cfg Config) Origin() (string, error) {
-	cfg, base, err := cfg.complete()
+	if cfg.Endpoint == "" {
+		return "https://s3.amazonaws.com", nil
+	}
+	base, err := parseEndpoint(cfg.Endpoint)
 	if err != nil {
 		return "", err
-	}
-	if base == nil {
-		return "https://s3.amazonaws.com", nil
 	}
 	return base.Scheme + "://" + base.Host, nil
 }
