@@ -67,8 +67,10 @@ type Broadcast struct {
 	MaxOverMeanSent float64 `json:"maxOverMeanSent"`
 }
 
-// Bytes counts bytes by where they were read from. Bytes that the kernel read by
-// passthrough are not seen by the node; their opens are counted.
+// Bytes counts what the node gave to its readers, by where it was at that moment, and
+// what it exchanged. Much of what comes from the origin and from peers is
+// on disk before a reader asks: prefetch saw to it. What the kernel reads by passthrough is not
+// seen by the node; the opens are counted.
 type Bytes struct {
 	Origin           int64 `json:"origin"`
 	Peer             int64 `json:"peer"`
@@ -76,6 +78,9 @@ type Bytes struct {
 	Memory           int64 `json:"memory"`
 	PassthroughOpens int64 `json:"passthroughOpens"`
 	SentToPeers      int64 `json:"sentToPeers"`
+
+	FetchedFromOrigin int64 `json:"fetchedFromOrigin"`
+	FetchedFromPeers  int64 `json:"fetchedFromPeers"`
 }
 
 // Disk is a cache directory.

@@ -114,5 +114,7 @@ func (n *Node) bytes() control.Bytes {
 		Disk: s.ReadBytes[cache.FromDisk].Load(), Memory: s.ReadBytes[cache.FromMemory].Load(),
 		PassthroughOpens: n.mounts.totals().passthrough[fuse.PassthroughUsed],
 		SentToPeers:      n.cluster.bytes.SentBytes.Load(),
+
+		FetchedFromOrigin: s.FetchedBytes[cache.FromOrigin].Load(), FetchedFromPeers: s.FetchedBytes[cache.FromPeer].Load(),
 	}
 }

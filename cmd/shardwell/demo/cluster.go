@@ -23,7 +23,7 @@ const (
 	startTimeout = 20 * time.Second // to answer, and to know each other
 	stopTimeout  = 10 * time.Second // to end by themselves
 	pollInterval = 50 * time.Millisecond
-	maxLogBytes  = 2000 // of a log that is shown in an error
+	maxLogBytes  = 800 // of a log that is shown in an error
 )
 
 // cluster is the nodes of a demonstration.
@@ -99,6 +99,7 @@ func (c *cluster) launch(m *member) error {
 		"node", "--name", m.name, "--cache-dir", filepath.Join(m.dir, "cache"),
 		"--bind", m.bind, "--peer-bind", m.peer, "--metrics-bind", m.metrics, "--control-socket", m.socket,
 		"--secret-file", c.secret, "--endpoint", c.endpoint, "--region", "us-east-1", "--addressing", "path", "--anonymous",
+		"--place-whole", "64Mi", // the checkpoint is to be owned chunk by chunk, as larger ones are
 	}
 	if len(c.all) > 0 {
 		args = append(args, "--join", c.all[0].bind)
@@ -131,7 +132,8 @@ func cleanEnviron(environ []string) []string {
 	return out
 }
 
-// await waits until the node answers and sees n members that are alive.
+// await waits until the node answers and sees n members that are alive and own
+// their share: before, the ring is not settled and who owns what may yet change.
 func (m *member) await(ctx context.Context, n int) error {
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
@@ -153,7 +155,7 @@ func (m *member) await(ctx context.Context, n int) error {
 	}
 }
 
-// alive returns how many members the node sees.
+// alive returns how many members with a share the node sees.
 func (m *member) alive(ctx context.Context) (int, error) {
 	if m.client == nil {
 		client, err := control.Dial(ctx, m.socket)
@@ -165,7 +167,7 @@ func (m *member) alive(ctx context.Context) (int, error) {
 	st, err := m.client.Status(ctx)
 	n := 0
 	for _, other := range st.Members {
-		if other.State == "alive" {
+		if other.State == "alive" && other.OwnedShare > 0 {
 			n++
 		}
 	}

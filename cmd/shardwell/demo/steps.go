@@ -192,6 +192,7 @@ func minus(a, b control.Bytes) control.Bytes {
 	return control.Bytes{
 		Origin: a.Origin - b.Origin, Peer: a.Peer - b.Peer, Disk: a.Disk - b.Disk, Memory: a.Memory - b.Memory,
 		PassthroughOpens: a.PassthroughOpens - b.PassthroughOpens, SentToPeers: a.SentToPeers - b.SentToPeers,
+		FetchedFromOrigin: a.FetchedFromOrigin - b.FetchedFromOrigin, FetchedFromPeers: a.FetchedFromPeers - b.FetchedFromPeers,
 	}
 }
 

@@ -6,7 +6,8 @@ import (
 	"text/tabwriter"
 )
 
-// table writes what the steps did, in megabytes.
+// table writes what the steps did: what came into the nodes from origin and peers,
+// where readers then found it, and who sent it.
 func (d *demo) table(steps []step) {
 	w := tabwriter.NewWriter(d.Result, 0, 8, 2, ' ', tabwriter.AlignRight)
 	names := make([]string, len(d.nodes.all))
@@ -14,19 +15,20 @@ func (d *demo) table(steps []step) {
 		names[i] = m.name + "\t"
 	}
 	blank := strings.Repeat("\t", len(names)-1)
-	fmt.Fprintf(w, "\t\t\t\tread, by source (MB)\t\t\t\t\tsent by (MB)\t%s\n", blank)
-	fmt.Fprintf(w, "step\tseconds\tMB/s\tread MB\torigin\tpeer\tdisk\tmemory\tpassthrough\t%sorigin GETs\t\n", strings.Join(names, ""))
+	fmt.Fprintf(w, "\t\t\t\tcame (MB)\t\tread (MB)\t\t\t\tsent by (MB)\t%s\n", blank)
+	fmt.Fprintf(w, "step\tseconds\tMB/s\tread MB\torigin\tpeer\ton its way\tdisk\tmemory\tpassthrough\t%s\n", strings.Join(names, ""))
 	for _, s := range steps {
-		fmt.Fprintf(w, "%s\t%.2f\t%.0f\t%s\t%s\t%s\t%s\t%s\t%s\t", s.name, s.duration.Seconds(), float64(s.read)/1e6/s.duration.Seconds(), megabytes(s.read),
-			megabytes(s.sources.Origin), megabytes(s.sources.Peer), megabytes(s.sources.Disk), megabytes(s.sources.Memory), megabytes(s.passthrough()))
-		for _, n := range s.sent {
+		b := s.sources
+		fmt.Fprintf(w, "%s\t%.2f\t%.0f\t", s.name, s.duration.Seconds(), float64(s.read)/1e6/s.duration.Seconds())
+		for _, n := range append([]int64{s.read, b.FetchedFromOrigin, b.FetchedFromPeers, b.Origin + b.Peer, b.Disk, b.Memory, s.passthrough()}, s.sent...) {
 			fmt.Fprintf(w, "%s\t", megabytes(n))
 		}
-		fmt.Fprintf(w, "%d\t\n", s.gets)
+		fmt.Fprintln(w)
 	}
 	_ = w.Flush()
 	for _, s := range steps {
-		fmt.Fprintf(d.Result, "%s: %.2f origin copies (%s of %s MB, counted at the origin)\n", s.name, copies(s), megabytes(s.origin), megabytes(s.unique))
+		fmt.Fprintf(d.Result, "%s: %.2f origin copies (%s of %s MB in %d requests, counted at the origin)\n",
+			s.name, copies(s), megabytes(s.origin), megabytes(s.unique), s.gets)
 	}
 	fmt.Fprintln(d.Result, "every byte was compared with the source")
 }
