@@ -41,8 +41,7 @@ import (
 // Defaults of a [Config].
 const (
 	DefaultReadBudget    = 60 * time.Second
-	DefaultPeerFirst     = 10 * time.Second
-	DefaultPeerStall     = 2 * time.Second
+	DefaultPeerStall     = 30 * time.Second
 	DefaultOriginStall   = 30 * time.Second
 	DefaultLinger        = time.Second
 	DefaultMaxFetches    = 256 // calls to upstreams; each holds at most one buffer
@@ -66,11 +65,15 @@ type Config struct {
 	// maximum: half of the arena. Negative keeps none.
 	MemoryBlocks int
 
-	ReadBudget  time.Duration // how long a block may fail before its readers get the error
-	PeerFirst   time.Duration // to the first block from peers, their retries included
-	PeerStall   time.Duration // between blocks from peers
-	OriginStall time.Duration // between blocks from the origin, and to the first
-	Linger      time.Duration // how long a fetch goes on after the last who wanted it was interrupted
+	ReadBudget time.Duration // how long a block may fail before its readers get the error
+	Linger     time.Duration // how long a fetch goes on after the last who wanted it was interrupted
+
+	// How long an attempt may bring no block before it is cut and made anew. They
+	// are the last resort: peer/transfer tells a peer that is dead from one that waits
+	// for the origin within seconds, and objstore/s3 a body that stalls. A shorter time
+	// than theirs would have a slow origin asked again and again.
+	PeerStall   time.Duration
+	OriginStall time.Duration
 
 	MaxFetches          int // at once, for the node
 	MaxFetchesPerBucket int // at once, so that one slow bucket leaves room; default 3/4 of MaxFetches
@@ -85,7 +88,7 @@ func (c *Config) setDefaults() {
 		field *time.Duration
 		value time.Duration
 	}{
-		{&c.ReadBudget, DefaultReadBudget}, {&c.PeerFirst, DefaultPeerFirst}, {&c.PeerStall, DefaultPeerStall},
+		{&c.ReadBudget, DefaultReadBudget}, {&c.PeerStall, DefaultPeerStall},
 		{&c.OriginStall, DefaultOriginStall}, {&c.Linger, DefaultLinger},
 	} {
 		if *d.field <= 0 {

@@ -267,7 +267,7 @@ func (c *call) failed(err error, attempts int) error {
 func (c *call) try(span chunk.Span) (progress bool, err error) {
 	cfg := &c.fl.obj.c.cfg
 	if cfg.Peers != nil {
-		progress, err = c.attempt(cfg.Peers, span, FromPeer, cfg.PeerFirst, cfg.PeerStall)
+		progress, err = c.attempt(cfg.Peers, span, FromPeer, cfg.PeerStall)
 		c.req.Source.Set("")
 		if !errors.Is(err, chunk.ErrNotHeld) {
 			return progress, err
@@ -277,7 +277,7 @@ func (c *call) try(span chunk.Span) (progress bool, err error) {
 	if !ok {
 		return true, nil // another call of this flight asks the origin for them
 	}
-	more, err := c.attempt(cfg.Origin, span, FromOrigin, cfg.OriginStall, cfg.OriginStall)
+	more, err := c.attempt(cfg.Origin, span, FromOrigin, cfg.OriginStall)
 	if err != nil && cfg.Peers != nil {
 		// The next attempt begins with the peers again, who may then wait for others.
 		c.fl.mu.Lock()
@@ -304,11 +304,11 @@ func (c *call) claim() (chunk.Span, bool) {
 }
 
 // attempt fetches a span from one upstream. It cuts an upstream that brings no
-// block within first, or later within stall.
-func (c *call) attempt(up chunk.Fetcher, span chunk.Span, from Source, first, stall time.Duration) (progress bool, err error) {
+// block within stall.
+func (c *call) attempt(up chunk.Fetcher, span chunk.Span, from Source, stall time.Duration) (progress bool, err error) {
 	ctx, cancel := context.WithCancelCause(c.ctx)
 	defer cancel(nil)
-	watchdog := time.AfterFunc(first, func() { cancel(errStalled) })
+	watchdog := time.AfterFunc(stall, func() { cancel(errStalled) })
 	defer watchdog.Stop()
 	req := c.req
 	req.Span = span

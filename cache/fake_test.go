@@ -82,10 +82,13 @@ func (f *fakeFile) Has(b uint32) bool {
 	return ok
 }
 
-func (f *fakeFile) PresentBlocks() uint32 {
+func (f *fakeFile) CachedBytes() (n int64) {
 	f.t.mu.Lock()
 	defer f.t.mu.Unlock()
-	return uint32(len(f.blocks))
+	for _, b := range f.blocks {
+		n += int64(len(b.Data))
+	}
+	return n
 }
 
 func (f *fakeFile) Put(b chunk.Block) error {
@@ -157,7 +160,10 @@ func (t *fakeTier) damage(id chunk.ObjectID, i uint32) bool {
 	if f == nil || len(f.blocks[i].Data) == 0 {
 		return false
 	}
-	f.blocks[i].Data[len(f.blocks[i].Data)/2] ^= 4
+	b := f.blocks[i]
+	b.Data = bytes.Clone(b.Data) // pieces of it may be lent
+	b.Data[len(b.Data)/2] ^= 4
+	f.blocks[i] = b
 	return true
 }
 

@@ -120,7 +120,7 @@ func (f *File) prefetchChunk(index uint32, span chunk.Span) bool {
 	fl.mu.Lock()
 	defer fl.mu.Unlock()
 	req := chunk.Request{Background: true}
-	here := fl.present(&want)
+	here := fl.present(&want, req)
 	want = want.minus(&here)
 	want = fl.uncovered(&want, req)
 	for first, end, ok := want.run(0); ok; first, end, ok = want.run(end) {
@@ -162,7 +162,7 @@ func (f *File) CachedBytes() int64 {
 	if f.obj.tier == nil {
 		return 0
 	}
-	return min(f.obj.Size, int64(f.obj.tier.PresentBlocks())*f.c.cfg.Geometry.BlockBytes)
+	return f.obj.tier.CachedBytes()
 }
 
 // Close gives the file back. A second Close does nothing.

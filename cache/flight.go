@@ -120,11 +120,14 @@ func (fl *flight) wanted(c *call) bool {
 	return false
 }
 
-// present returns those of set that can be read here without a fetch. Callers
-// hold mu, so that no block lands between this and [flight.uncovered].
-func (fl *flight) present(set *blockSet) blockSet {
+// present returns those of set that can be read here without a fetch. What a call
+// is about to land is not among them, though the tier has it already: it comes
+// to the waiter in memory. Callers hold mu, so that no block lands between this and
+// [flight.uncovered].
+func (fl *flight) present(set *blockSet, req chunk.Request) blockSet {
 	var have blockSet
-	for i, ok := set.next(0); ok; i, ok = set.next(i + 1) {
+	rest := fl.uncovered(set, req)
+	for i, ok := rest.next(0); ok; i, ok = rest.next(i + 1) {
 		if fl.obj.isLocal(fl.span.First + i) {
 			have.add(i)
 		}

@@ -109,7 +109,7 @@ func (l *lending) fly(ctx context.Context, index uint32, missing blockSet) error
 func (l *lending) loop(ctx context.Context, fl *flight, w *waiter) error {
 	lacking := false
 	for {
-		here := fl.present(&w.missing)
+		here := fl.present(&w.missing, w.req)
 		if len(w.ready) > 0 || !here.empty() {
 			if err := l.collect(fl, w, here); err != nil {
 				return err

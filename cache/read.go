@@ -131,7 +131,7 @@ func (r *read) fly(ctx context.Context, p part, missing blockSet) (copied blockS
 	fl.mu.Lock()
 	fl.enter(w)
 	for {
-		here := fl.present(&w.missing)
+		here := fl.present(&w.missing, w.req)
 		if len(w.ready) > 0 || (w.p != nil && !here.empty()) {
 			r.collect(fl, w, p, here)
 			continue
@@ -287,7 +287,13 @@ func (r *read) step(block uint32, lo, hi int64) bool {
 		o.c.pages.discard(buf)
 		return false
 	}
-	pg := o.c.pages.insert(pageKey{o.id, block}, buf, n, chunk.Checksum(buf[:n]))
+	crc := uint32(0)
+	if p, ok := o.tier.Lend(block); ok { // it knows, and was just read against it
+		crc = p.CRC
+	} else {
+		crc = chunk.Checksum(buf[:n])
+	}
+	pg := o.c.pages.insert(pageKey{o.id, block}, buf, n, crc)
 	r.copyPage(pg, block, FromDisk)
 	o.c.pages.put(pg)
 	return true

@@ -20,13 +20,13 @@ type Tier interface {
 type TierFile interface {
 	// Has reports whether a block is present.
 	Has(block uint32) bool
-	// PresentBlocks returns how many blocks are present.
-	PresentBlocks() uint32
+	// CachedBytes returns how many of the object's bytes are present.
+	CachedBytes() int64
 	// Put stores a checked block, or says why it does not. It is idempotent and
 	// keeps nothing of b.Data.
 	Put(b chunk.Block) error
-	// ReadAt reads bytes whose blocks are all present and were checked in this
-	// call. A block that fails is no longer present, and the error is [chunk.ErrCorrupt].
+	// ReadAt reads bytes whose blocks are all present and checks each block. A block
+	// that fails is no longer present, and the error is [chunk.ErrCorrupt].
 	ReadAt(p []byte, off int64) (int, error)
 	// Lend returns the place of a block, valid until Release, if it is present.
 	Lend(block uint32) (chunk.Piece, bool)
