@@ -32,6 +32,8 @@ func start(t testing.TB, d *Dir) (stop func()) {
 	return stop
 }
 
+// SEMANTICS C6: Bytes that the cache directories hold stay within their budget, and free space and inodes above their floors.
+//
 // TestBudgetHolds stores far more than fits from many sides, and looks all the while.
 func TestBudgetHolds(t *testing.T) {
 	const budget = 64 * chunk.MinBlockBytes

@@ -90,6 +90,8 @@ type Config struct {
 
 // Limits. The bounds on memory are per directory.
 const (
+	trimAtOnce      = 4       // idle objects that one caller closes when too many are open
+	shedAtOnce      = 64      // the same when descriptors run out
 	maxOpenDefault  = 8192    // objects; each costs two descriptors and under 1 KiB of memory
 	scratchPerCPU   = 4       // blocks that can be checked at once, per CPU
 	runBytes        = 4 << 20 // longest single read of whole blocks
@@ -114,6 +116,8 @@ var (
 	ErrNotPresent = errors.New("not on the disk")
 	// ErrTooManyOpen says that every open object is in use and their number is at its limit.
 	ErrTooManyOpen = errors.New("too many cached objects in use")
+	// ErrDown says that the disk failed too often and is left alone for now.
+	ErrDown = errors.New("cache disk is down")
 	// ErrClosed says that the directory was closed.
 	ErrClosed = errors.New("cache directory is closed")
 )
@@ -142,6 +146,7 @@ type Dir struct {
 	walkAfter time.Time         // no walk for victims before
 
 	stats       Stats
+	health      health
 	quarantined atomic.Int32 // files in quarantine/
 
 	mu     sync.Mutex
@@ -236,6 +241,7 @@ func (d *Dir) Acquire(obj chunk.Object, id chunk.ObjectID, owned bool) (*File, e
 		f.Release()
 		return nil, fmt.Errorf("open %s in cache: %w", obj.URI(), err)
 	}
+	d.trim(d.cfg.MaxOpen, trimAtOnce)
 	return f, nil
 }
 
@@ -250,41 +256,49 @@ func (d *Dir) Find(id chunk.ObjectID) (*File, error) {
 		f.Release()
 		return nil, fmt.Errorf("open object %s in cache: %w", id, err)
 	}
+	d.trim(d.cfg.MaxOpen, trimAtOnce)
 	return f, nil
 }
 
 // take returns the handle of an object with one more reference.
 func (d *Dir) take(id chunk.ObjectID) (*File, error) {
+	if d.health.State() == Down {
+		return nil, ErrDown
+	}
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	if d.closed {
-		d.mu.Unlock()
 		return nil, ErrClosed
 	}
-	if f := d.open[id]; f != nil {
-		if f.refs == 0 {
-			d.idle.remove(f)
-		}
-		f.refs++
-		d.mu.Unlock()
-		return f, nil
+	f := d.open[id]
+	switch {
+	case f == nil && len(d.open)-d.idle.n >= d.cfg.MaxOpen:
+		d.stats.TooManyOpen.Add(1)
+		return nil, ErrTooManyOpen
+	case f == nil:
+		f = &File{d: d, id: id}
+		d.open[id] = f
+	case f.refs == 0:
+		d.idle.remove(f)
 	}
-	var old *File
-	if len(d.open) >= d.cfg.MaxOpen {
-		if old = d.idle.first(); old == nil {
+	f.refs++
+	return f, nil
+}
+
+// trim closes idle objects until at most keep objects are open, or at most n.
+func (d *Dir) trim(keep, n int) {
+	for range n {
+		d.mu.Lock()
+		old := d.idle.head
+		if old == nil || len(d.open) <= keep {
 			d.mu.Unlock()
-			d.stats.TooManyOpen.Add(1)
-			return nil, ErrTooManyOpen
+			return
 		}
 		d.idle.remove(old)
 		delete(d.open, old.id)
-	}
-	f := &File{d: d, id: id, refs: 1}
-	d.open[id] = f
-	d.mu.Unlock()
-	if old != nil {
+		d.mu.Unlock()
 		old.closeFiles()
 	}
-	return f, nil
 }
 
 // Close gives the directory up and notes that its accounting is right. Callers
@@ -323,8 +337,9 @@ func (d *Dir) Close() error {
 // are estimates until Run has counted what an unclean stop left.
 func (d *Dir) Usage() (used, budget int64) { return d.ledger.usage() }
 
-// Run counts what is on the disk if the last stop was not clean, and evicts when the
-// budget or a floor is near. It returns when ctx ends.
+// Run counts what is on the disk if the last stop was not clean, evicts when the
+// budget or a floor is near, and tries a disk that is down again. It returns when
+// ctx ends.
 func (d *Dir) Run(ctx context.Context) error {
 	if !d.ledger.exact() {
 		if err := d.walk(ctx, nil); err != nil && ctx.Err() == nil {
@@ -334,7 +349,11 @@ func (d *Dir) Run(ctx context.Context) error {
 	tick := time.NewTicker(pressureEvery)
 	defer tick.Stop()
 	for {
-		d.relieve(ctx)
+		if d.health.State() == Down {
+			d.probe()
+		} else {
+			d.relieve(ctx)
+		}
 		select {
 		case <-ctx.Done():
 			return nil

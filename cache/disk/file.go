@@ -211,11 +211,11 @@ func (f *File) closeFiles() {
 // fileList is a list of idle files, least recently used first.
 type fileList struct {
 	head, tail *File
+	n          int
 }
 
-func (l *fileList) first() *File { return l.head }
-
 func (l *fileList) add(f *File) {
+	l.n++
 	f.prev, f.next = l.tail, nil
 	if l.tail != nil {
 		l.tail.next = f
@@ -226,6 +226,7 @@ func (l *fileList) add(f *File) {
 }
 
 func (l *fileList) remove(f *File) {
+	l.n--
 	if f.prev != nil {
 		f.prev.next = f.next
 	} else {

@@ -58,6 +58,8 @@ func writeForever(dir string) {
 	}
 }
 
+// SEMANTICS I2: A process kill of the daemon at any point leaves each block of the cache present and right, or absent.
+//
 // TestKill kills a writer for real, again and again on one directory: what is present is
 // right and trusted, the accounting is right, and the lock is free.
 func TestKill(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"math/bits"
 	"os"
+	"path/filepath"
 	"sync/atomic"
 	"time"
 
@@ -49,6 +50,7 @@ func (f *File) load(obj *chunk.Object, owned bool) error {
 	defer f.mu.Unlock()
 	if !f.loaded {
 		if err := f.d.retryWithFewer(f.readFiles); err != nil {
+			f.d.health.fail()
 			return err
 		}
 		f.loaded = true
@@ -221,27 +223,13 @@ func (d *Dir) retryWithFewer(open func() error) error {
 	if !errors.Is(err, unix.EMFILE) && !errors.Is(err, unix.ENFILE) {
 		return err
 	}
-	for range shedAtOnce {
-		d.mu.Lock()
-		old := d.idle.first()
-		if old == nil {
-			d.mu.Unlock()
-			break
-		}
-		d.idle.remove(old)
-		delete(d.open, old.id)
-		d.mu.Unlock()
-		old.closeFiles()
-	}
+	d.trim(0, shedAtOnce)
 	return open()
 }
 
-// shedAtOnce is how many idle objects are closed when descriptors run out.
-const shedAtOnce = 64
-
 // create makes the files of an object that is not on the disk: the data, then the
 // sidecar under another name, then its rename. A kill in between leaves a data
-// file without a sidecar, which means nothing and is overwritten or swept up.
+// file without a sidecar, which means nothing and is replaced or swept up.
 func (f *File) create() (*body, error) {
 	d := f.d
 	if b := f.body.Load(); b != nil {
@@ -287,14 +275,22 @@ func (f *File) create() (*body, error) {
 	return b, nil
 }
 
-// createFile makes an empty file, and its folder if need be.
+// createFile makes an empty file, and its folder if need be. What a kill left under
+// that name is unlinked, not truncated: the kernel may still show it to a reader.
 func (d *Dir) createFile(name string, mode fs.FileMode) (FSFile, error) {
-	const flags = os.O_RDWR | os.O_CREATE | os.O_TRUNC
+	const flags = os.O_RDWR | os.O_CREATE | os.O_EXCL
 	file, err := d.fs.OpenFile(name, flags, mode)
-	if !errors.Is(err, fs.ErrNotExist) {
-		return file, err
+	switch {
+	case err == nil:
+		return file, nil
+	case errors.Is(err, fs.ErrExist):
+		err = d.fs.Remove(name)
+	case errors.Is(err, fs.ErrNotExist):
+		if err = d.fs.Mkdir(filepath.Dir(name), 0o700); errors.Is(err, fs.ErrExist) {
+			err = nil // somebody else was faster
+		}
 	}
-	if err := d.fs.Mkdir(parent(name), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err != nil {
 		return nil, err
 	}
 	return d.fs.OpenFile(name, flags, mode)

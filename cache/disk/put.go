@@ -3,7 +3,6 @@ package disk
 import (
 	"encoding/binary"
 	"fmt"
-	"path/filepath"
 
 	"github.com/shardwell/shardwell/internal/chunk"
 )
@@ -14,8 +13,6 @@ const blockOverheadBytes = 4096
 
 // newFileBytes is what a sidecar and the file system's own records cost at first.
 const newFileBytes = 16 << 10
-
-func parent(name string) string { return filepath.Dir(name) }
 
 // Put stores a block whose data were checked against its CRC by the caller. It
 // does nothing when the block is there. An error that matches [ErrNotAdmitted]
@@ -47,6 +44,8 @@ func (f *File) Put(block chunk.Block) error {
 func (d *Dir) reject(r *RejectError) {
 	d.stats.Rejected[r.Reason].Add(1)
 	switch r.Reason {
+	case RejectIO:
+		d.health.fail()
 	case RejectNoSpace, RejectQuota:
 		d.ledger.noSpace()
 		d.wake()
@@ -65,6 +64,9 @@ func (d *Dir) wake() {
 
 func (f *File) put(block chunk.Block) error {
 	d := f.d
+	if d.health.State() == Down {
+		return plainRejects[RejectDown]
+	}
 	want, files := int64(len(block.Data))+blockOverheadBytes, int64(0)
 	if f.body.Load() == nil {
 		want, files = want+newFileBytes, 2

@@ -187,6 +187,9 @@ func (f *File) drop(b *body, p []byte, block uint32, cause error) error {
 		loss, what = LossChecksum, nil
 		f.d.quarantineBlock(f.id, block, p)
 	}
+	if loss == LossReadError {
+		f.d.health.fail()
+	}
 	f.d.stats.Lost[loss].Add(1)
 	off := int64(block) * f.d.cfg.Geometry.BlockBytes
 	f.d.log.Warn("drop damaged block from cache", "object", f.obj.URI(), "id", f.id, "block", block,
@@ -282,11 +285,11 @@ func (f *File) Lend(block uint32) (_ chunk.Piece, ok bool) {
 	}, true
 }
 
-// Suspect checks a block now and drops it if it is damaged. It reports whether
-// the block was dropped.
-func (f *File) Suspect(block uint32) (dropped bool) {
-	b := f.body.Load()
-	return b.has(block) && errors.Is(f.verify(b, block), chunk.ErrCorrupt)
+// Suspect checks a block now and drops it if it is damaged.
+func (f *File) Suspect(block uint32) {
+	if b := f.body.Load(); b.has(block) {
+		_ = f.verify(b, block) // has dropped, counted and logged what is damaged
+	}
 }
 
 // verify reads a block for its checksum only.

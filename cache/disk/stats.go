@@ -19,11 +19,12 @@ const (
 	RejectNoSpace               // ENOSPC
 	RejectQuota                 // EDQUOT
 	RejectIO                    // any other failure of a system call
+	RejectDown                  // the disk failed too often and is left alone
 	NumRejects
 )
 
 func (r Reject) String() string {
-	return [...]string{"budget", "floor", "inodes", "no-space", "quota", "io"}[r]
+	return [...]string{"budget", "floor", "inodes", "no-space", "quota", "io", "down"}[r]
 }
 
 // Loss says why something that was on the disk is treated as absent.
@@ -85,6 +86,7 @@ var plainRejects = [NumRejects]*RejectError{
 	RejectBudget: {Reason: RejectBudget},
 	RejectFloor:  {Reason: RejectFloor},
 	RejectInodes: {Reason: RejectInodes},
+	RejectDown:   {Reason: RejectDown},
 }
 
 // rejectOf classifies a failed system call.
