@@ -33,6 +33,8 @@ type fakeOrigin struct {
 	listErr  error
 	backing  string // directory of complete files; "" = none
 
+	backingName string // of every file there, instead of its id
+
 	heads, lists atomic.Int64
 	opens        atomic.Int64
 	openFiles    atomic.Int64
@@ -151,7 +153,11 @@ func (o *fakeOrigin) Open(obj chunk.Object) (File, error) {
 	o.openFiles.Add(1)
 	f := &fakeFile{o: o, obj: obj, have: have}
 	if o.backing != "" {
-		f.back, _ = os.Open(filepath.Join(o.backing, obj.ID().String()))
+		name := o.backingName
+		if name == "" {
+			name = obj.ID().String()
+		}
+		f.back, _ = os.Open(filepath.Join(o.backing, name))
 	}
 	return f, nil
 }

@@ -82,8 +82,12 @@ const (
 	DefaultPrefetchBytes  = 64 << 20 // of this node, per open file
 	MaxReplyBytes         = 1 << 20  // payload of one READ reply: 256 pages, the kernel's limit
 	MaxInFlightRequests   = 4096     // per session; behind them the kernel queues
-	MaxBackgroundRequests = 128      // readahead the kernel has in flight
-	MaxSkippedKeysNamed   = 1000     // per session; all are counted
+	// MaxBackgroundRequests is how much readahead the kernel has in flight. When it is
+	// all stuck at a dead origin, readahead of local files waits in the kernel: so it is
+	// far more than keeps any link busy. It costs nothing: a request that waits has no
+	// buffer.
+	MaxBackgroundRequests = 2048
+	MaxSkippedKeysNamed   = 1000 // per session; all are counted
 )
 
 // Config says what a [Session] shows and how. The zero values of optional fields are usable.

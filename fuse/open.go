@@ -203,7 +203,9 @@ func (s *Session) pass(ino *inode, h *handle) PassthroughResult {
 	}
 	id, errno := openBacking(s.dev, file)
 	if errno != 0 {
-		s.log.Warn("file system: kernel does not read the cache itself", "object", h.key, "errno", errno.Error())
+		if s.logRate.Allow() {
+			s.log.Warn("file system: kernel does not read the cache itself", "object", h.key, "errno", errno.Error())
+		}
 		if errno == syscall.EPERM || errno == syscall.EOPNOTSUPP || errno == syscall.ENOTTY {
 			s.passthrough.Store(false) // nor will it for others
 		}

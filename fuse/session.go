@@ -129,8 +129,8 @@ func (c *Config) protocolOptions(log *slog.Logger) *gofuse.MountOptions {
 		ExplicitDataCacheControl: true, // an inode is one version: its pages never change
 		IDMappedMount:            true,
 		Logger:                   slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-		ExtraCapabilities: gofuse.CAP_READDIRPLUS_AUTO | gofuse.CAP_HAS_RESEND | gofuse.CAP_HAS_EXPIRE_ONLY |
-			gofuse.CAP_ASYNC_DIO,
+		// Not CAP_ASYNC_DIO: the kernel waits for such reads beyond any signal.
+		ExtraCapabilities: gofuse.CAP_READDIRPLUS_AUTO | gofuse.CAP_HAS_RESEND | gofuse.CAP_HAS_EXPIRE_ONLY,
 		PanicHandler: func(p any) gofuse.Status {
 			log.Error("file system: panic", "panic", fmt.Sprint(p))
 			return gofuse.EIO

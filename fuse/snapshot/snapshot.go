@@ -69,6 +69,10 @@ const rootSerial = 1
 // layoutVersion opens the identity record.
 const layoutVersion = "shardwell names 1\n"
 
+// epochBefore is how long before the store was opened answers may come from. Ticks
+// since then fit 32 bits for some seven years.
+const epochBefore = 400 * 24 * time.Hour
+
 // ErrForeign says that a log belongs to another mount or layout.
 var ErrForeign = errors.New("listing snapshot of another mount or version")
 
@@ -76,7 +80,7 @@ var ErrForeign = errors.New("listing snapshot of another mount or version")
 // concurrent use. Lock order: Dir.mu, then Store.mu.
 type Store struct {
 	path    string
-	epoch   time.Time // of verification times: when this process began
+	epoch   time.Time // of verification times, well before any of them
 	created time.Time // of the log; set while it is made or read
 
 	mu       sync.Mutex
@@ -133,7 +137,7 @@ func Open(dir, identity string, now time.Time) (*Store, error) {
 }
 
 func newStore(path string, f *os.File, now time.Time) *Store {
-	s := &Store{path: path, file: f, epoch: now, dirs: make(map[uint32]*Dir), byNode: make(map[uint64]*Dir)}
+	s := &Store{path: path, file: f, epoch: now.Add(-epochBefore), dirs: make(map[uint32]*Dir), byNode: make(map[uint64]*Dir)}
 	s.segments.Store(&[][]byte{})
 	return s
 }

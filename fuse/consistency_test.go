@@ -1,0 +1,334 @@
+package fuse
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/shardwell/shardwell/objstore"
+)
+
+func content(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Errorf("read: %v", err)
+	}
+	return string(b)
+}
+
+// An object that is overwritten under an open handle: the handle gets ESTALE, never
+// new bytes; a new open gets the new version.
+func TestOverwrittenWhileOpen(t *testing.T) {
+	for mode, c := range map[string]Consistency{"open": {Mode: ModeOpen}, "ttl": {TTL: time.Millisecond}} {
+		t.Run(mode, func(t *testing.T) {
+			o := newOrigin()
+			o.put("d/f", []byte("old bytes"))
+			m := mount(t, o, func(cfg *Config) { cfg.Consistency = c })
+			names(t, m.path("d"))
+			f, err := os.Open(m.path("d/f"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			o.put("d/f", []byte("newer and longer bytes"))
+			if c.TTL > 0 {
+				<-time.After(2 * tickOfSnapshots) // the promise is that old
+			}
+			if got := content(t, m.path("d/f")); got != "newer and longer bytes" {
+				t.Errorf("a new open reads %q", got)
+			}
+			if _, err := f.ReadAt(make([]byte, 100), 0); !errors.Is(err, syscall.ESTALE) {
+				t.Errorf("the open handle: %v", err)
+			}
+			if info, err := f.Stat(); err != nil || info.Size() != 9 {
+				t.Errorf("fstat of the open handle: %v, %v", info, err)
+			}
+			if info, err := os.Stat(m.path("d/f")); err != nil || info.Size() != 22 {
+				t.Errorf("stat: %v, %v", info, err)
+			}
+			if n := m.Stats().StaleOpens.Load(); n == 0 && mode == "open" {
+				t.Error("no open was sent back")
+			}
+		})
+	}
+}
+
+const tickOfSnapshots = time.Second / 16
+
+// What was read before stays readable from the kernel's pages; only what is not
+// there gives ESTALE.
+func TestDeletedWhileOpen(t *testing.T) {
+	o := newOrigin()
+	o.putSized("f", 4<<20)
+	m := mount(t, o, func(c *Config) { c.Consistency.Mode = ModeOpen })
+	f, err := os.Open(m.path("f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	p := make([]byte, 4096)
+	if _, err := f.ReadAt(p, 0); err != nil {
+		t.Fatal(err)
+	}
+	o.delete("f")
+	if _, err := f.ReadAt(p, 0); err != nil {
+		t.Errorf("what was read: %v", err)
+	}
+	if _, err := f.ReadAt(p, 3<<20); !errors.Is(err, syscall.ESTALE) {
+		t.Errorf("what was not: %v", err)
+	}
+	if _, err := os.Open(m.path("f")); !errors.Is(err, syscall.ENOENT) {
+		t.Errorf("a new open: %v", err)
+	}
+	if got := names(t, m.dir); len(got) != 0 {
+		t.Errorf("still listed: %q", got)
+	}
+}
+
+// A file that becomes a directory, and back.
+func TestFileBecomesDirectory(t *testing.T) {
+	o := newOrigin()
+	o.put("n", []byte("file"))
+	m := mount(t, o, func(c *Config) { c.Consistency.Mode = ModeOpen })
+	if got := content(t, m.path("n")); got != "file" {
+		t.Errorf("n: %q", got)
+	}
+	o.delete("n")
+	o.put("n/x", []byte("below"))
+	if _, err := os.Open(m.path("n")); err != nil {
+		t.Errorf("open of what is a directory now: %v", err)
+	}
+	if got := content(t, m.path("n/x")); got != "below" {
+		t.Errorf("n/x: %q", got)
+	}
+	o.delete("n/x")
+	o.put("n", []byte("file again"))
+	m.Forget(t.Context(), "n")
+	if got := content(t, m.path("n")); got != "file again" {
+		t.Errorf("n: %q", got)
+	}
+}
+
+// Within the TTL, listed names are opened and looked at without a request.
+func TestNoRequestsWithinTTL(t *testing.T) {
+	o := newOrigin()
+	const count = 2000
+	for i := range count {
+		o.put(fmt.Sprintf("shards/s-%05d.tar", i), []byte("x"))
+	}
+	m := mount(t, o, nil)
+	if got := len(names(t, m.path("shards"))); got != count {
+		t.Fatalf("%d names", got)
+	}
+	if lists := o.lists.Load(); lists > count/1000+2 {
+		t.Errorf("%d LIST requests for %d names", lists, count)
+	}
+	before := o.requests()
+	for i := range count {
+		name := m.path(fmt.Sprintf("shards/s-%05d.tar", i))
+		f, err := os.Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info, err := f.Stat(); err != nil || info.Size() != 1 {
+			t.Fatal(info, err)
+		}
+		f.Close()
+		if _, err := os.Stat(name + ".idx"); !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+	}
+	names(t, m.path("shards"))
+	if n := o.requests() - before; n != 0 {
+		t.Errorf("%d requests for opens, stats, names that are not there and a second listing", n)
+	}
+}
+
+// Names that no listing showed cost one HEAD and one LIST each, once, also when there
+// is none.
+func TestLookupUnlisted(t *testing.T) {
+	o := newOrigin()
+	o.put("d/f", []byte("x"))
+	m := mount(t, o, nil)
+	for range 5 {
+		if _, err := os.Stat(m.path("d/f")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(m.path("d/none")); !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+	}
+	if h, l := o.heads.Load(), o.lists.Load(); h != 3 || l != 3 {
+		t.Errorf("%d HEADs and %d LISTs for d, d/f and d/none", h, l)
+	}
+}
+
+// The age of an answer counts: what the names say of 59 s ago holds for a second.
+func TestAgeOfAnswers(t *testing.T) {
+	o := newOrigin()
+	o.put("f", []byte("x"))
+	o.age = 59 * time.Second
+	m := mount(t, o, nil)
+	if _, err := os.Stat(m.path("f")); err != nil {
+		t.Fatal(err)
+	}
+	root := m.store.Root()
+	i, ok := root.Find("f")
+	if age := time.Since(root.Verified(i)); !ok || age < 59*time.Second || age > 61*time.Second {
+		t.Errorf("taken for %v old", age)
+	}
+	f, err := m.lookup(t.Context(), root, "f")
+	if err != nil || f.holds > time.Second {
+		t.Errorf("the kernel may keep it for %v, %v", f.holds, err)
+	}
+}
+
+func TestForget(t *testing.T) {
+	for _, way := range []string{"epoch", "entries"} {
+		t.Run(way, func(t *testing.T) {
+			o := newOrigin()
+			o.put("d/f", []byte("one"))
+			o.put("d/gone", []byte("one"))
+			o.put("e/f", []byte("one"))
+			m := mount(t, o, func(c *Config) { c.Consistency.Mode = ModeImmutable })
+			names(t, m.path("d"))
+			for _, n := range []string{"d/f", "e/f"} {
+				if got := content(t, m.path(n)); got != "one" {
+					t.Fatal(got)
+				}
+			}
+			o.put("d/f", []byte("two!"))
+			o.delete("d/gone")
+			o.put("d/new", []byte("two!"))
+			if info, err := os.Stat(m.path("d/f")); err != nil || info.Size() != 3 {
+				t.Errorf("before: %v, %v", info, err)
+			}
+			if way == "epoch" {
+				if err := m.Forget(t.Context(), "d/"); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				m.dirs.of(m.store.Known(1 << 32)).forget()
+				m.dirs.of(m.store.Root()).forget()
+				m.dropEntries(t.Context(), "d/")
+			}
+			if got := content(t, m.path("d/f")); got != "two!" {
+				t.Errorf("after: %q", got)
+			}
+			if got := content(t, m.path("d/new")); got != "two!" {
+				t.Errorf("new: %q", got)
+			}
+			if _, err := os.Stat(m.path("d/gone")); !os.IsNotExist(err) {
+				t.Errorf("gone: %v", err)
+			}
+			if got := fmt.Sprint(names(t, m.path("d"))); got != "[f new]" {
+				t.Errorf("listing: %s", got)
+			}
+		})
+	}
+}
+
+// A directory that changes between two listings shows each name once.
+func TestRelisting(t *testing.T) {
+	o := newOrigin()
+	o.pageSize = 10
+	for i := range 100 {
+		o.put(fmt.Sprintf("d/%03d", i), []byte("x"))
+	}
+	m := mount(t, o, func(c *Config) { c.Consistency.TTL = time.Millisecond })
+	if got := len(names(t, m.path("d"))); got != 100 {
+		t.Fatalf("%d names", got)
+	}
+	for i := range 100 {
+		switch key := fmt.Sprintf("d/%03d", i); i % 4 {
+		case 0:
+			o.delete(key)
+		case 1:
+			o.put(key, []byte("changed"))
+		case 2:
+			o.put(key+"new", []byte("x"))
+		}
+	}
+	<-time.After(2 * tickOfSnapshots)
+	got := names(t, m.path("d"))
+	if len(got) != 100 || got[0] != "001" || got[1] != "002" || got[2] != "002new" {
+		t.Errorf("%d names: %q", len(got), got)
+	}
+	for _, n := range got {
+		info, err := os.Stat(m.path("d/" + n))
+		want := int64(1)
+		var i int
+		if fmt.Sscanf(n, "%03d", &i); i%4 == 1 {
+			want = 7
+		}
+		if err != nil || info.Size() != want {
+			t.Errorf("%s: %v, %v", n, info, err)
+		}
+	}
+}
+
+func TestErrors(t *testing.T) {
+	o := newOrigin()
+	o.put("d/f", []byte("x"))
+	m := mount(t, o, func(c *Config) { c.Consistency.Mode = ModeOpen })
+	names(t, m.path("d"))
+	set := func(err error) {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.headErr, o.listErr = err, err
+	}
+	for _, c := range []struct {
+		err  error
+		want syscall.Errno
+	}{
+		{fmt.Errorf("head: %w", objstore.ErrPermission), syscall.EACCES},
+		{fmt.Errorf("head: %w", objstore.ErrCredentials), syscall.EACCES},
+		{fmt.Errorf("head: %w", objstore.ErrThrottled), syscall.EIO},
+		{io.ErrUnexpectedEOF, syscall.EIO},
+		{fmt.Errorf("head: %w", objstore.ErrNoBucket), syscall.ENOENT},
+	} {
+		set(c.err)
+		if _, err := os.Open(m.path("d/f")); !errors.Is(err, c.want) {
+			t.Errorf("open, %v: %v", c.err, err)
+		}
+		if _, err := os.Stat(m.path("other")); !errors.Is(err, c.want) {
+			t.Errorf("look-up, %v: %v", c.err, err)
+		}
+		m.Forget(t.Context(), "")
+		if _, err := os.ReadDir(m.dir); !errors.Is(err, c.want) {
+			t.Errorf("list, %v: %v", c.err, err)
+		}
+		set(nil)
+		if got := content(t, m.path("d/f")); got != "x" {
+			t.Errorf("after %v: %q", c.err, got)
+		}
+	}
+}
+
+// Many callers of one directory share one listing.
+func TestSharedListing(t *testing.T) {
+	o := newOrigin()
+	o.pageSize = 50
+	for i := range 2000 {
+		o.put(fmt.Sprintf("d/%05d", i), nil)
+	}
+	m := mount(t, o, nil)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if got := len(names(t, m.path("d"))); got != 2000 {
+				t.Errorf("%d names", got)
+			}
+		})
+	}
+	wg.Wait()
+	if n := o.lists.Load(); n > 2000/50+2 {
+		t.Errorf("%d LISTs", n)
+	}
+}
