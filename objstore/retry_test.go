@@ -154,8 +154,10 @@ func TestRetryEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// However often an origin fails in a third of its requests, the bytes are right and the
-// reader sees no error.
+// SEMANTICS O3: Throttling (429, 503) is waited out with jittered backoff and never
+// becomes an error that says a file does not exist.
+//
+// A third of the requests fail, half of them so, and the reader sees right bytes and no error.
 func TestRetryHidesAThirdOfFailures(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -55,7 +55,7 @@ func New(path string) (*Store, error) {
 		}
 		return nil, fmt.Errorf("origin directory %q: %w", path, err)
 	}
-	return &Store{root: root, path: path}, nil
+	return &Store{root: root, path: path, scan: scanner{maxNames: maxWindowNames}}, nil
 }
 
 // Close gives the directory back. Bodies that are open read on.

@@ -25,8 +25,10 @@ const (
 	scanBatch      = 1024             // names read at once
 )
 
-// scanner reads directories in order. The zero value is ready.
+// scanner reads directories in order.
 type scanner struct {
+	maxNames int // of a window
+
 	mu      sync.Mutex
 	windows []*window // used last first
 }
@@ -46,7 +48,7 @@ type window struct {
 func (s *scanner) names(ctx context.Context, root *os.Root, dir, prefix, from string, fresh bool) (names []string, more bool, err error) {
 	w := s.find(dir, prefix, from)
 	if w == nil || fresh {
-		if w, err = scan(ctx, root, dir, prefix, from); err != nil {
+		if w, err = s.scan(ctx, root, dir, prefix, from); err != nil {
 			return nil, false, err
 		}
 		s.keep(w)
@@ -83,7 +85,7 @@ func (s *scanner) keep(w *window) {
 }
 
 // scan reads a whole directory and keeps its smallest names at or behind from.
-func scan(ctx context.Context, root *os.Root, dir, prefix, from string) (*window, error) {
+func (s *scanner) scan(ctx context.Context, root *os.Root, dir, prefix, from string) (*window, error) {
 	path := strings.TrimSuffix(dir, "/")
 	if path == "" {
 		path = "."
@@ -103,7 +105,7 @@ func scan(ctx context.Context, root *os.Root, dir, prefix, from string) (*window
 			if name == "" || name < from || !strings.HasPrefix(name, prefix) {
 				continue
 			}
-			if len(names) < maxWindowNames {
+			if len(names) < s.maxNames {
 				heap.Push(&names, name)
 				continue
 			}

@@ -56,7 +56,7 @@ func New(cfg Config) (*Server, error) {
 		return nil, fmt.Errorf("s3 server: %w", err)
 	}
 	s := &Server{backend: b, lis: lis}
-	s.Counter = NewCounter(pin(gofakes3.New(b).Server()))
+	s.Counter = NewCounter(unchunk(pin(gofakes3.New(b).Server())))
 	s.http = &http.Server{Handler: s.Counter, ReadHeaderTimeout: 10 * time.Second}
 	return s, nil
 }
