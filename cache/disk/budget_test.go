@@ -345,3 +345,32 @@ func TestSmallFileSystem(t *testing.T) {
 		})
 	}
 }
+
+// TestWalkPastBadObjects goes on where one object or one folder cannot be read.
+func TestWalkPastBadObjects(t *testing.T) {
+	var bad string
+	cfg := testConfig(t.TempDir())
+	cfg.FS = &faultFS{FS: OS{}, fail: func(_ int, op, name string) error {
+		if op == "readdir" && name == bad {
+			return syscall.EIO
+		}
+		return nil
+	}}
+	d := openDir(t, cfg)
+	for i := range 10 {
+		newContent(fmt.Sprint(i), 1000).store(t, d)
+	}
+	bad = d.path(folder(newContent("3", 1000).id))
+	d.ledger.counted = false
+	if d.count(context.Background()) || d.ledger.exact() {
+		t.Error("counted although a folder cannot be read")
+	}
+	if !d.findVictims(context.Background()) || len(d.victims) < 8 {
+		t.Errorf("%d victims", len(d.victims))
+	}
+	bad = ""
+	if !d.count(context.Background()) {
+		t.Error("not counted afterwards")
+	}
+	checkLedger(t, d)
+}

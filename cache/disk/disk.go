@@ -95,7 +95,7 @@ const (
 	maxOpenDefault  = 8192    // objects; each costs two descriptors and under 1 KiB of memory
 	scratchPerCPU   = 4       // blocks that can be checked at once, per CPU
 	runBytes        = 4 << 20 // longest single read of whole blocks
-	maxQuarantined  = 32      // damaged blocks and sidecars set aside for a look, the rest only logged
+	maxQuarantined  = 32      // damaged blocks and sidecars set aside for a look, outside of the budget; the rest is only logged
 	spaceMaxAge     = 500 * time.Millisecond
 	maxSpareVictims = 4096 // candidates that one eviction walk remembers
 	walkNames       = 512  // names read from a directory at a time
@@ -341,17 +341,13 @@ func (d *Dir) Usage() (used, budget int64) { return d.ledger.usage() }
 // budget or a floor is near, and tries a disk that is down again. It returns when
 // ctx ends.
 func (d *Dir) Run(ctx context.Context) error {
-	if !d.ledger.exact() {
-		if err := d.walk(ctx, nil); err != nil && ctx.Err() == nil {
-			d.log.Error("count cached bytes", "err", err)
-		}
-	}
 	tick := time.NewTicker(pressureEvery)
 	defer tick.Stop()
 	for {
-		if d.health.State() == Down {
+		switch {
+		case d.health.State() == Down:
 			d.probe()
-		} else {
+		case d.ledger.exact() || d.count(ctx):
 			d.relieve(ctx)
 		}
 		select {
@@ -361,4 +357,17 @@ func (d *Dir) Run(ctx context.Context) error {
 		case <-tick.C:
 		}
 	}
+}
+
+// count counts for the first time after an unclean stop.
+func (d *Dir) count(ctx context.Context) bool {
+	start := time.Now()
+	if err := d.walk(ctx, nil); err != nil {
+		if ctx.Err() == nil {
+			d.log.Error("count cached bytes", "err", err)
+		}
+		return false
+	}
+	d.log.Info("counted cached bytes after an unclean stop", "took", time.Since(start))
+	return true
 }

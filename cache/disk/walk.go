@@ -18,18 +18,25 @@ import (
 
 // walk counts what is on the disk, prefix by prefix, and offers every object to
 // sel if that is not nil. It sweeps up what a kill left half made. Memory is
-// bounded by the objects of one prefix.
+// bounded by the objects of one prefix. A prefix that cannot be read keeps its old
+// figure; an object that cannot be looked at counts nothing. Neither stops the walk.
 func (d *Dir) walk(ctx context.Context, sel *evict.Selection) error {
 	d.walks.Lock()
 	defer d.walks.Unlock()
 	d.stats.Walks.Add(1)
+	var failed error
 	for p := range prefixes {
 		if err := d.walkPrefix(ctx, p, sel); err != nil {
+			failed = err
+		}
+		if err := ctx.Err(); err != nil {
 			return err
 		}
 	}
-	d.ledger.allCounted()
-	return nil
+	if failed == nil {
+		d.ledger.allCounted()
+	}
+	return failed
 }
 
 func (d *Dir) walkPrefix(ctx context.Context, p int, sel *evict.Selection) error {
@@ -41,9 +48,15 @@ func (d *Dir) walkPrefix(ctx context.Context, p int, sel *evict.Selection) error
 		case !ok || int(id[0]) != p:
 			return nil // not ours: counted by nobody, removed by nobody
 		case kind == metaSuffix:
-			return d.visit(dir, id, seen, sel)
+			if err := d.visit(dir, id, seen, sel); err != nil {
+				d.log.Warn("count cached object", "object", id, "err", err)
+			}
+		default:
+			if err := d.sweep(dir, id); err != nil {
+				d.log.Warn("sweep up half-made object", "object", id, "err", err)
+			}
 		}
-		return d.sweep(dir, id)
+		return nil
 	})
 	if err != nil {
 		seen = nil // keep the old figure
