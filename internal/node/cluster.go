@@ -39,9 +39,9 @@ type cluster struct {
 }
 
 // openCluster opens the ports of n and joins nobody yet. openServer completes it.
-func openCluster(n *Node) (c *cluster, err error) {
+func openCluster(n *Node) (_ *cluster, err error) {
 	cfg := n.cfg
-	c = &cluster{log: n.log, self: n.id, ring: newPlacement(n.id, n.geometry, int64(cfg.PlaceWhole), time.Duration(cfg.RestartGrace)),
+	c := &cluster{log: n.log, self: n.id, ring: newPlacement(n.id, n.geometry, int64(cfg.PlaceWhole), time.Duration(cfg.RestartGrace)),
 		changed: n.origins.setMembers}
 	defer func() {
 		if err != nil {
