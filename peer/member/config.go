@@ -21,6 +21,9 @@ const (
 	DefaultLabel        = "shardwell"
 )
 
+// MaxWeight bounds the weight of a member, as peer/ring does.
+const MaxWeight = 64
+
 // MaxJoinNames bounds how many names or addresses of seeds a node may be given.
 const MaxJoinNames = 64
 
@@ -42,7 +45,7 @@ type Config struct {
 	Resolver Resolver // nil means the system's
 
 	Zone, Rack string
-	Weight     int  // share in relation to others; 0 means 1
+	Weight     int  // share in relation to others, at most MaxWeight; 0 means 1
 	NoOwner    bool // read only, own nothing
 	PeerPort   int  // where this member serves blocks, at the address that it advertises
 
@@ -106,8 +109,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("rack %q: must have at most %d bytes", c.Rack, MaxRackBytes)
 	case len(c.Label) > memberlist.LabelMaxSize:
 		return fmt.Errorf("cluster label of %d bytes: must have at most %d", len(c.Label), memberlist.LabelMaxSize)
-	case c.Weight < 0 || c.Weight > 1<<16-1:
-		return fmt.Errorf("weight %d: must be between 1 and %d", c.Weight, 1<<16-1)
+	case c.Weight < 0 || c.Weight > MaxWeight:
+		return fmt.Errorf("weight %d: must be between 1 and %d", c.Weight, MaxWeight)
 	case c.PeerPort < 1 || c.PeerPort > 1<<16-1:
 		return fmt.Errorf("peer port %d: must be between 1 and 65535", c.PeerPort)
 	case c.ProtocolMin > c.ProtocolMax:

@@ -383,6 +383,7 @@ func TestConfigIsRefusedInWords(t *testing.T) {
 	}
 	for name, change := range map[string]func(*Config){
 		"no id":                  func(c *Config) { c.ID = "" },
+		"heavy":                  func(c *Config) { c.Weight = MaxWeight + 1 },
 		"no peer port":           func(c *Config) { c.PeerPort = 0 },
 		"bad geometry":           func(c *Config) { c.Geometry.BlockBytes = 3 },
 		"host as address":        func(c *Config) { c.BindAddr = "localhost" },

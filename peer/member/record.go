@@ -121,7 +121,7 @@ func ParseRecord(b []byte) (Record, error) {
 		*f.to = string(b[1 : 1+int(b[0])])
 		b = b[1+int(b[0]):]
 	}
-	if r.ID == "" || r.Weight == 0 || r.ProtocolMin > r.ProtocolMax {
+	if r.ID == "" || r.Weight == 0 || r.Weight > MaxWeight || r.ProtocolMin > r.ProtocolMax {
 		return Record{}, errRecord
 	}
 	return r, nil

@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/shardwell/shardwell/internal/chunk"
+	"github.com/shardwell/shardwell/peer/ring"
 )
 
 func anyRecord(t *rapid.T) Record {
@@ -17,7 +18,7 @@ func anyRecord(t *rapid.T) Record {
 	return Record{
 		ProtocolMin: low, ProtocolMax: rapid.Uint8Min(low).Draw(t, "high"),
 		NoOwner: rapid.Bool().Draw(t, "no owner"), Restarting: rapid.Bool().Draw(t, "restarting"), Leaving: rapid.Bool().Draw(t, "leaving"),
-		PeerPort: rapid.Uint16().Draw(t, "port"), Weight: rapid.Uint16Min(1).Draw(t, "weight"),
+		PeerPort: rapid.Uint16().Draw(t, "port"), Weight: rapid.Uint16Range(1, MaxWeight).Draw(t, "weight"),
 		Geometry: chunk.Geometry{
 			ChunkBytes: int64(rapid.Uint32().Draw(t, "chunk")), BlockBytes: int64(rapid.Uint32().Draw(t, "block")),
 		},
@@ -59,6 +60,12 @@ func TestRecordLayoutStaysAsItIs(t *testing.T) {
 		"\x00\x00\x00\x40\x00\x00\x00\x00\x05\x00\x00\x00\x00\x00\x00\x00\x01i\x02zo\x03rac")
 	if got := r.AppendBinary(nil); !bytes.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestWeightsAndIDsFitTheRing(t *testing.T) {
+	if MaxWeight != ring.MaxWeight || MaxIDBytes != ring.MaxIDBytes {
+		t.Error("the limits differ from those of peer/ring")
 	}
 }
 

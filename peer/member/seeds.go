@@ -2,13 +2,13 @@ package member
 
 import (
 	"context"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -19,6 +19,9 @@ const (
 	seedFirstRetry   = 500 * time.Millisecond
 	seedFirstTimeout = 5 * time.Second // then a node that reaches nobody takes itself for alone
 	seedSettle       = 3 * time.Second // ± half, after which a new member exchanges states once more
+	// Who answered at an address that is no member's, as a service's address or one who was refused, is not
+	// asked again for so long: each time costs a full exchange.
+	seedAgain        = 45 * time.Second
 	lookupTimeout    = 5 * time.Second
 	maxSeedAddresses = 20_000 // of all names together
 )
@@ -31,8 +34,9 @@ func (g *Group) seedLoop(ctx context.Context, asked chan<- struct{}) {
 	giveUp := time.AfterFunc(seedFirstTimeout, goOn)
 	defer giveUp.Stop()
 	retry := seedFirstRetry
+	again := make(map[netip.AddrPort]time.Time)
 	for answered, settled := false, false; ; {
-		contacted, missing := g.askSeeds(ctx, goOn)
+		contacted, missing := g.askSeeds(ctx, again, goOn)
 		wait := seedInterval/2 + rand.N(seedInterval)
 		switch {
 		case answered && !settled:
@@ -58,14 +62,18 @@ func (g *Group) seedLoop(ctx context.Context, asked chan<- struct{}) {
 }
 
 // askSeeds exchanges states with some addresses that are no member's, all at once, and calls answered when one
-// has answered. It returns how many did, and how many there were to choose from.
-func (g *Group) askSeeds(ctx context.Context, answered func()) (contacted, missing int) {
-	addrs := g.missing(ctx)
+// has answered. It notes in again before when such an address is not to be asked another time. It
+// returns how many answered, and how many there were to choose from.
+func (g *Group) askSeeds(ctx context.Context, again map[netip.AddrPort]time.Time, answered func()) (contacted, missing int) {
+	now := time.Now()
+	maps.DeleteFunc(again, func(_ netip.AddrPort, t time.Time) bool { return !now.Before(t) })
+	addrs := slices.DeleteFunc(g.missing(ctx), func(a netip.AddrPort) bool { return now.Before(again[a]) })
 	missing = len(addrs)
 	rand.Shuffle(missing, func(i, j int) { addrs[i], addrs[j] = addrs[j], addrs[i] })
+	addrs = addrs[:min(missing, seedContacts)]
 	var wait sync.WaitGroup
-	var count atomic.Int32
-	for _, a := range addrs[:min(missing, seedContacts)] {
+	ok := make([]bool, len(addrs))
+	for i, a := range addrs {
 		wait.Go(func() {
 			if ctx.Err() != nil {
 				return
@@ -76,12 +84,18 @@ func (g *Group) askSeeds(ctx context.Context, answered func()) (contacted, missi
 				return
 			}
 			g.stats.SeedContacts.Add(1)
-			count.Add(1)
+			ok[i] = true
 			answered()
 		})
 	}
 	wait.Wait()
-	return int(count.Load()), missing
+	for i, a := range addrs {
+		if ok[i] {
+			contacted++
+			again[a] = now.Add(seedAgain)
+		}
+	}
+	return contacted, missing
 }
 
 // exchange exchanges states with one member at random. When many start at once, gossip misses

@@ -73,6 +73,24 @@ func TestANodeWhoseSeedsAreAwayGoesOnAloneAndFindsThemLater(t *testing.T) {
 	})
 }
 
+// A name may yield an address behind which members are, but that none of them has.
+func TestAnAddressThatIsNobodysIsNotAskedAllTheTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		defer c.stopAll()
+		c.add("a")
+		odd := c.config("odd") // refused, so its address never becomes a member's
+		odd.PlaceWhole = 1
+		c.nodes = append(c.nodes, c.start(odd, c.net.Addr()))
+		before := c.nodes[1].Stats().SeedContacts.Load()
+		time.Sleep(10 * time.Minute)
+		n := c.nodes[1].Stats().SeedContacts.Load() - before
+		if most := uint64(10*time.Minute/seedAgain) + 1; n < 5 || n > most {
+			t.Errorf("asked %d times in ten minutes, want 5 to %d", n, most)
+		}
+	})
+}
+
 func TestNamesToJoinAreReadAsPeopleWriteThem(t *testing.T) {
 	names := &fakeResolver{hosts: []string{"10.0.0.1", "fd00::1"}}
 	g := &Group{cfg: Config{Resolver: names, BindPort: 7000}}

@@ -22,6 +22,7 @@ const (
 	// found dead, which takes memberlist up to 72 s at 1,000 members.
 	duplicateAfter = 90 * time.Second
 
+	talkMembers  = 100              // above it joins are logged at debug level: a start would be a thousand lines
 	maxRefusals  = 64               // refused nodes remembered
 	refusalAge   = 10 * time.Minute // how long a refusal is remembered, and repeated in the log at most once
 	maxPlaces    = 100_000          // ring ids known, absent ones included
@@ -130,7 +131,11 @@ func (v *view) up(p process) {
 		pl.live = pl.live[max(0, len(pl.live)-maxPerPlace):]
 		if p.name != v.selfName {
 			v.stats.Joins.Add(1)
-			logMember(v.log, slog.LevelInfo, "member joined", p.name, p.addr, "id", p.rec.ID, "zone", p.rec.Zone, "rack", p.rec.Rack)
+			level := slog.LevelInfo
+			if len(v.places) > talkMembers {
+				level = slog.LevelDebug
+			}
+			logMember(v.log, level, "member joined", p.name, p.addr, "id", p.rec.ID, "zone", p.rec.Zone, "rack", p.rec.Rack)
 		}
 	}
 	pl.choose()

@@ -19,10 +19,13 @@
 // owner is the next owner, and has the bytes already, which a ring of points
 // on a circle would give to somebody else.
 //
-// Measured beside github.com/buraksezer/consistent v0.10.0 (the tests print it):
-// that library's owners need a second structure for successors, of which the
-// next owner is one by chance only (1 in N), its New is quadratic (1 s at 1,000
-// members, 80 s at 10,000), and it panics where it has no room.
+// Measured on two cores: a table of 1,000 members takes 0.3 s from scratch and 5 ms from one
+// that differs by a member, 10,000 members take 2.3 s and 10 ms, a lookup 12 ns. Beside it
+// github.com/buraksezer/consistent v0.10.0, whose bounded loads this keeps: its owners need a second
+// structure for successors, of which the next owner is one by chance only (of the
+// partitions of a lost member 0 to 1 % go to the successor that acted for it, here all;
+// TestBesideConsistent prints it), its New is quadratic (1 s at 1,000 members, 80 s at 10,000), it
+// has no weights, and it panics where it has no room.
 package ring
 
 import (
