@@ -2,6 +2,7 @@ package fuse
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,7 +14,6 @@ import (
 	"syscall"
 	"testing"
 	"testing/fstest"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -175,10 +175,11 @@ func dirents(fd, n int, f func(name string, off int64, ino uint64)) error {
 			return err
 		}
 		for b := buf[:n]; len(b) > 0; {
-			d := (*unix.Dirent)(unsafe.Pointer(&b[0]))
-			name := b[unsafe.Offsetof(d.Name):d.Reclen]
-			f(string(name[:bytes.IndexByte(name, 0)]), d.Off, d.Ino)
-			b = b[d.Reclen:]
+			// struct linux_dirent64: inode, cookie, length, type, name.
+			length := binary.NativeEndian.Uint16(b[16:])
+			name := b[19:length]
+			f(string(name[:bytes.IndexByte(name, 0)]), int64(binary.NativeEndian.Uint64(b[8:])), binary.NativeEndian.Uint64(b))
+			b = b[length:]
 		}
 	}
 }

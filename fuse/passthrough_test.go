@@ -127,14 +127,12 @@ func TestPassthroughRefused(t *testing.T) {
 	lower := mount(t, below, nil)
 	o := newOrigin()
 	o.put("f", []byte("hello"))
-	o.backing = lower.dir
+	o.backing, o.backingName = lower.dir, "x"
 	m := mount(t, o, nil)
 	<-m.Ready()
 	if !m.passthrough.Load() {
 		t.Skip("the kernel has no passthrough")
 	}
-	o.backing = lower.dir
-	o.backingName = "x"
 	for range 2 {
 		if got := content(t, m.path("f")); got != "hello" {
 			t.Error(got)

@@ -71,6 +71,14 @@ func opOf(opcode uint32) Op {
 // headerOf looks at the bytes of a request, which are at least inHeaderBytes.
 func headerOf(req []byte) *gofuse.InHeader { return (*gofuse.InHeader)(unsafe.Pointer(&req[0])) }
 
+// readInOf looks at a READ, READDIR or READDIRPLUS request; nil when it is too short.
+func readInOf(req []byte) *gofuse.ReadIn {
+	if len(req) < int(unsafe.Sizeof(gofuse.ReadIn{})) {
+		return nil
+	}
+	return (*gofuse.ReadIn)(unsafe.Pointer(&req[0]))
+}
+
 // putHeader writes the header of a reply of n bytes, header included.
 func putHeader(b []byte, n int, errno syscall.Errno, unique uint64) {
 	binary.NativeEndian.PutUint32(b[0:], uint32(n))

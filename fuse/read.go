@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"io"
 	"syscall"
-	"unsafe"
 
-	gofuse "github.com/hanwen/go-fuse/v2/fuse"
 	"github.com/shardwell/shardwell/fuse/prefetch"
 )
 
@@ -22,7 +20,11 @@ const (
 // serveRead answers READ. It never answers short: the kernel would take that for the
 // end of the file, for everybody.
 func (s *Session) serveRead(r *request) syscall.Errno {
-	in := (*gofuse.ReadIn)(unsafe.Pointer(&r.bytes[0]))
+	in := readInOf(r.bytes)
+	if in == nil {
+		s.replyError(headerOf(r.bytes).Unique, syscall.EIO)
+		return syscall.EIO
+	}
 	h := s.opens.get(in.Fh)
 	if h == nil || int64(in.Offset) < 0 {
 		s.replyError(in.Unique, syscall.EBADF)

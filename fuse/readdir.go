@@ -3,7 +3,6 @@ package fuse
 import (
 	"syscall"
 	"time"
-	"unsafe"
 
 	gofuse "github.com/hanwen/go-fuse/v2/fuse"
 	"github.com/shardwell/shardwell/fuse/snapshot"
@@ -27,7 +26,11 @@ func firstIndex(cookie uint64) uint32 {
 
 // serveReaddir waits for the names first and takes a reply buffer when they are there.
 func (s *Session) serveReaddir(r *request) syscall.Errno {
-	in := (*gofuse.ReadIn)(unsafe.Pointer(&r.bytes[0]))
+	in := readInOf(r.bytes)
+	if in == nil {
+		s.replyError(headerOf(r.bytes).Unique, syscall.EIO)
+		return syscall.EIO
+	}
 	d, ok, err := s.directory(in.NodeId)
 	switch {
 	case err != nil:
