@@ -48,7 +48,7 @@ func (fl *flight) start(first, end uint32, like chunk.Request, detached bool) {
 	c := &call{fl: fl, detached: detached, req: like, deadline: time.Now().Add(cache.cfg.ReadBudget)}
 	c.req.Object, c.req.ID = fl.obj.Object, fl.obj.id
 	c.req.Span = chunk.Span{First: fl.span.First + first, Count: end - first}
-	c.req.HeldOnly = false
+	c.req.HeldOnly, c.req.Settled = false, false
 	c.req.Source = new(chunk.Source)
 	for i := first; i < end; i++ {
 		c.left.add(i)
@@ -97,7 +97,7 @@ func (c *call) serves(req chunk.Request) bool {
 	case req.From != "" && source == req.From:
 		return false
 	case req.HeldOnly:
-		return source != ""
+		return source != "" && !req.Settled
 	default:
 		return c.req.Hops >= req.Hops || c.fl.obj.c.cfg.Owned(c.req)
 	}

@@ -60,6 +60,10 @@ func (f *File) read(ctx context.Context, r read) (int, error) {
 	if r.p != nil {
 		r.p = r.p[:r.n]
 	}
+	if g := f.c.cfg.Geometry; r.off/g.ChunkBytes != (r.off+int64(r.n)-1)/g.ChunkBytes {
+		next := (r.off/g.ChunkBytes + 1) * g.ChunkBytes
+		f.Prefetch(next, r.off+int64(r.n)-next) // not one chunk after the other
+	}
 	if err := r.all(ctx); err != nil {
 		return 0, err
 	}
@@ -107,16 +111,17 @@ const maxPrefetchBytes = 1 << 30
 // reports whether more of them are welcome.
 func (f *File) prefetchChunk(index uint32, span chunk.Span) bool {
 	var want blockSet
-	fl := f.obj.join(index)
-	defer f.obj.leave(fl)
+	first := index * f.c.cfg.Geometry.BlocksPerChunk()
 	for b := span.First; b < span.End(); b++ {
 		if !f.obj.isLocal(b) {
-			want.add(b - fl.span.First)
+			want.add(b - first)
 		}
 	}
 	if want.empty() {
 		return true
 	}
+	fl := f.obj.join(index)
+	defer f.obj.leave(fl)
 	fl.mu.Lock()
 	defer fl.mu.Unlock()
 	req := chunk.Request{Background: true}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -329,6 +330,68 @@ func TestPrefetch(t *testing.T) {
 			r.arena.Put(b)
 		}
 	})
+}
+
+func TestReadOverManyChunksAsksForThemAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var data []byte
+		r := newRig(t, 16, func(c *Config) {
+			c.Origin = fetcherFunc(func(ctx context.Context, req chunk.Request, d chunk.Deliver) error {
+				return slowly(data, time.Second)(ctx, req, d)
+			})
+		})
+		defer r.shut(t)
+		var obj chunk.Object
+		obj, data = r.put("k", 4*512<<10)
+		f := r.open(t, obj)
+		defer f.Close()
+		began := time.Now()
+		wantRead(t, f, data, 0, len(data))
+		if took := time.Since(began); took != 8*time.Second {
+			t.Errorf("took %v, want the time of one chunk", took)
+		}
+	})
+}
+
+// A body that stalls between blocks holds no buffer: others get on with two.
+func TestStalledBodiesHoldNoBuffers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 2, nil)
+		obj, data := r.put("k", 512<<10)
+		stall := make(chan struct{})
+		slow := &OriginFetcher{Geometry: small, Arena: r.arena, Origins: oneStore{stalling{r.origin, stall}}}
+		var wg sync.WaitGroup
+		for range 10 {
+			wg.Go(func() {
+				err := slow.Fetch(t.Context(), ask(obj, ""), func(chunk.Block) error { return nil })
+				if !errors.Is(err, io.ErrUnexpectedEOF) {
+					t.Errorf("got %v, want an unexpected end", err)
+				}
+			})
+		}
+		synctest.Wait()
+		f := r.open(t, obj)
+		wantRead(t, f, data, 0, len(data))
+		f.Close()
+		close(stall)
+		wg.Wait()
+		r.shut(t)
+	})
+}
+
+// stalling is a store whose bodies wait, then end.
+type stalling struct {
+	objstore.Store
+	wait chan struct{}
+}
+
+func (s stalling) Get(context.Context, string, string, int64, int64) (io.ReadCloser, error) {
+	return io.NopCloser(s), nil
+}
+
+func (s stalling) Read([]byte) (int, error) {
+	<-s.wait
+	return 0, io.EOF
 }
 
 func TestHeldOnly(t *testing.T) {

@@ -21,8 +21,12 @@ type OriginFetcher struct {
 
 var _ chunk.Fetcher = (*OriginFetcher)(nil)
 
+// peekBytes is how much of a block is read before a buffer is taken for it, so
+// that a body that stalls between blocks holds none.
+const peekBytes = 1 << 10
+
 // Fetch implements [chunk.Fetcher]. It holds at most one buffer, and none while it
-// waits for the answer's head.
+// waits for the answer's head or for a block to begin.
 func (f *OriginFetcher) Fetch(ctx context.Context, req chunk.Request, deliver chunk.Deliver) error {
 	o := req.Object
 	store, err := f.Origins.Open(ctx, objstore.Bucket{Origin: o.Origin, Name: o.Bucket})
@@ -35,26 +39,38 @@ func (f *OriginFetcher) Fetch(ctx context.Context, req chunk.Request, deliver ch
 		return err
 	}
 	defer body.Close()
+	peek := make([]byte, peekBytes)
 	for b := req.Span.First; b < req.Span.End(); b++ {
-		if err := f.block(ctx, o, b, body, deliver); err != nil {
-			return err
+		if err := f.block(ctx, o, b, body, peek, deliver); err != nil {
+			return fmt.Errorf("read %s, block %d: %w", o.URI(), b, err)
 		}
 	}
 	return nil
 }
 
-func (f *OriginFetcher) block(ctx context.Context, o chunk.Object, index uint32, body io.Reader, deliver chunk.Deliver) error {
+func (f *OriginFetcher) block(ctx context.Context, o chunk.Object, index uint32, body io.Reader, peek []byte, deliver chunk.Deliver) error {
+	n := f.Geometry.BlockLen(o.Size, index)
+	begin, err := io.ReadAtLeast(body, peek[:min(n, len(peek))], 1)
+	if err != nil {
+		return unexpected(err)
+	}
 	buf, err := f.Arena.Get(ctx)
 	if err != nil {
 		return err
 	}
 	defer f.Arena.Put(buf)
-	data := buf[:f.Geometry.BlockLen(o.Size, index)]
-	if _, err := io.ReadFull(body, data); err != nil {
-		if err == io.EOF {
-			err = io.ErrUnexpectedEOF
-		}
-		return fmt.Errorf("body of %s, block %d: %w", o.URI(), index, err)
+	data := buf[:n]
+	copy(data, peek[:begin])
+	if _, err := io.ReadFull(body, data[begin:]); err != nil {
+		return unexpected(err)
 	}
 	return deliver(chunk.Block{Index: index, CRC: chunk.Checksum(data), Data: data})
+}
+
+// unexpected makes the end of a body an error: more bytes were due.
+func unexpected(err error) error {
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
 }
