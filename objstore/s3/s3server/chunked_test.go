@@ -27,7 +27,7 @@ func FuzzChunks(f *testing.F) {
 func TestChunks(t *testing.T) {
 	for body, want := range map[string]string{
 		"5;chunk-signature=ab\r\nhello\r\n0;chunk-signature=cd\r\n\r\n": "hello",
-		"3\r\nabc\r\n1\r\nd\r\n0\r\nx-amz-checksum-crc32:AA==\r\n\r\n":    "abcd",
+		"3\r\nabc\r\n1\r\nd\r\n0\r\nx-amz-checksum-crc32:AA==\r\n\r\n":  "abcd",
 		"0\r\n\r\n": "",
 	} {
 		if got, err := io.ReadAll(&chunkReader{r: bufio.NewReader(strings.NewReader(body))}); err != nil || string(got) != want {
