@@ -121,7 +121,7 @@ func (w *walk) askCandidate(ctx context.Context, m Member) error {
 		if redirects == w.p.cfg.MaxRedirects && !slices.Contains(w.failed, transfer.AnyMember) {
 			w.failed = append(w.failed, transfer.AnyMember)
 		}
-		err := w.ask(ctx, m, false)
+		err := w.ask(ctx, m, anyhow)
 		w.p.report(ctx, m.ID, err)
 		var redirect *transfer.RedirectError
 		var remote *transfer.RemoteError
@@ -162,7 +162,7 @@ func (w *walk) follow(ctx context.Context, owner Member, id string) error {
 		return errNoMember
 	}
 	w.p.stats.RedirectsFollowed.Add(1)
-	err := w.ask(ctx, m, true)
+	err := w.ask(ctx, m, held)
 	w.p.report(ctx, id, err)
 	if err != nil {
 		w.noteFailed(id)
@@ -178,7 +178,7 @@ func (w *walk) asOwner(ctx context.Context, key Key) error {
 		if !ok || id == w.p.cfg.Self || id == w.req.From || slices.Contains(w.failed, id) || !w.p.breakers.allow(id, time.Now()) {
 			continue
 		}
-		err := w.ask(ctx, m, true)
+		err := w.ask(ctx, m, settled)
 		w.p.report(ctx, id, err)
 		switch {
 		case err == nil:
@@ -192,11 +192,39 @@ func (w *walk) asOwner(ctx context.Context, key Key) error {
 		}
 	}
 	w.p.stats.ActedAsOwner.Add(1)
+	w.req.Source.Set("")
 	return chunk.ErrNotHeld
 }
 
+// Owned reports whether this node would act as the owner of a request: it asks
+// others only for what they hold, and then the origin.
+func (p *Peers) Owned(req chunk.Request) bool {
+	if req.Hops >= chunk.MaxHops {
+		return true
+	}
+	now := time.Now()
+	for _, id := range p.cfg.Ring.Owners(p.cfg.Ring.KeyOfBlocks(req.Object, req.ID, req.Span), nil) {
+		if id == p.cfg.Self {
+			return true
+		}
+		if _, ok := p.cfg.Members.Lookup(id); ok && id != req.From && !p.breakers.isOpen(id, now) {
+			return false
+		}
+	}
+	return true
+}
+
+// demand is how much is asked of a member: see chunk.Request.
+type demand int
+
+const (
+	anyhow  demand = iota // fetch it if need be
+	held                  // held, or on its way
+	settled               // held, or on its way from the origin
+)
+
 // ask requests what is left from one member, run of blocks by run.
-func (w *walk) ask(ctx context.Context, m Member, heldOnly bool) error {
+func (w *walk) ask(ctx context.Context, m Member, d demand) error {
 	for {
 		span, ok := w.left.next()
 		if !ok {
@@ -205,10 +233,11 @@ func (w *walk) ask(ctx context.Context, m Member, heldOnly bool) error {
 		req := transfer.Request{Request: w.req, Failed: w.failed}
 		req.Span = span
 		req.Hops++
-		req.HeldOnly = heldOnly
-		if !heldOnly {
+		req.HeldOnly, req.Settled = d != anyhow, d == settled
+		if d == anyhow {
 			req.Grant = w.grant
 		}
+		w.req.Source.Set(m.ID)
 		if err := w.p.cfg.Transfer.Fetch(ctx, transfer.Target{ID: m.ID, Addr: m.Addr}, req, w.deliver); err != nil {
 			return err
 		}

@@ -88,7 +88,7 @@ func judge(ctx context.Context, err error) verdict {
 		return healthy
 	case errors.As(err, &deliver) || ctx.Err() != nil:
 		return nothing
-	case isDamage(err):
+	case isDamage(err) || errors.Is(err, transfer.ErrSlow): // the next wait would cost a reader as much
 		return harmful
 	case errors.As(err, &remote):
 		switch {
@@ -99,7 +99,7 @@ func judge(ctx context.Context, err error) verdict {
 		}
 		return healthy // it answered; the answer is about the object
 	}
-	return failing
+	return failing // ErrWaited too: once it may be the origin that is slow
 }
 
 // report tells the breakers how a request to a member ended.

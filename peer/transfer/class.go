@@ -17,6 +17,8 @@ var (
 	ErrUnreachable = errors.New("peer cannot be reached")
 	// ErrSlow says that no sign of life or no block came in time.
 	ErrSlow = errors.New("peer is too slow")
+	// ErrWaited says that a peer is at work, and that its first block took too long.
+	ErrWaited = errors.New("peer is still waiting for the blocks itself")
 	// ErrRemote says that the peer failed for a reason that has no class.
 	ErrRemote = errors.New("peer failed")
 	// ErrMisdirected says that another member answers at that address by now.

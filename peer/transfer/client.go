@@ -51,14 +51,14 @@ type ClientConfig struct {
 	IdleTimeout time.Duration
 	// DialTimeout bounds opening a connection, default 2 s.
 	DialTimeout time.Duration
-	// FirstByteTimeout is how long a peer may be silent before it answers; life signs
-	// start it anew. Default 3 s.
-	FirstByteTimeout time.Duration
-	// MaxWait is how long it may take until the first block, life signs or not, so
-	// that nodes which wait for each other part again. Default 30 s.
+	// SilenceTimeout is how long a peer may be silent before its answer begins,
+	// default 3 s. StallTimeout is how long a block may take to arrive, default 5 s. A sign of
+	// life starts both anew.
+	SilenceTimeout, StallTimeout time.Duration
+	// MaxWait is how long a reader's request may wait for its next block, life signs
+	// or not, so that nodes which wait for each other part again; one that is passed
+	// on for a peer waits half of it, so that the peer is still there. Default 20 s.
 	MaxWait time.Duration
-	// StallTimeout is how long one block may take to arrive, default 10 s.
-	StallTimeout time.Duration
 }
 
 func (c *ClientConfig) setDefaults() {
@@ -69,8 +69,8 @@ func (c *ClientConfig) setDefaults() {
 	for _, d := range [...]struct {
 		to  *time.Duration
 		def time.Duration
-	}{{&c.IdleTimeout, 90 * time.Second}, {&c.DialTimeout, 2 * time.Second}, {&c.FirstByteTimeout, 3 * time.Second},
-		{&c.MaxWait, 30 * time.Second}, {&c.StallTimeout, 10 * time.Second}} {
+	}{{&c.IdleTimeout, 90 * time.Second}, {&c.DialTimeout, 2 * time.Second}, {&c.SilenceTimeout, 3 * time.Second},
+		{&c.MaxWait, 20 * time.Second}, {&c.StallTimeout, 5 * time.Second}} {
 		if *d.to == 0 {
 			*d.to = d.def
 		}
@@ -144,6 +144,7 @@ func (c *Client) Close() { c.transport.CloseIdleConnections() }
 //   - [*RedirectError]: the peer names another member;
 //   - [*RemoteError] with a class: what the peer answered;
 //   - [ErrUnreachable], [ErrSlow]: no connection, no sign of life, a broken stream;
+//   - [ErrWaited]: it is alive, and the next block did not come in time;
 //   - [chunk.ErrCorrupt], [ErrMalformed], [ErrImpostor]: the answer cannot be believed;
 //   - [*DeliverError]: deliver's own error;
 //   - the error of ctx.
@@ -167,7 +168,11 @@ func (c *Client) Fetch(ctx context.Context, to Target, req Request, deliver chun
 }
 
 func (c *Client) fetch(parent context.Context, to Target, req Request, deliver chunk.Deliver) error {
-	w := c.watch(parent, c.cfg.FirstByteTimeout)
+	wait := c.cfg.MaxWait
+	if req.Hops > 1 {
+		wait /= 2
+	}
+	w := watch(parent, c.cfg.SilenceTimeout, wait)
 	defer w.end()
 	h := make(http.Header, 12)
 	req.setHeaders(h, to.ID, c.cfg.Geometry)
@@ -210,8 +215,9 @@ func (c *Client) receive(w *watchdog, body io.Reader, req Request, deliver chunk
 	}
 	defer c.cfg.Buffers.Put(buf)
 	frames := newFrameReader(body, c.cfg.Geometry, req.Object.Size, req.Span)
+	frames.alive = func() { w.reset(c.cfg.StallTimeout) }
 	for {
-		w.reset(c.cfg.StallTimeout)
+		w.resume(c.cfg.StallTimeout)
 		b, err := frames.next(buf)
 		if err == io.EOF {
 			return nil
@@ -238,7 +244,7 @@ func (c *Client) roundTrip(w *watchdog, to Target, method, target string, h http
 	}
 	// Waiting for a connection has its own limit.
 	trace := &httptrace.ClientTrace{Got1xxResponse: func(int, textproto.MIMEHeader) error {
-		w.reset(c.cfg.FirstByteTimeout)
+		w.reset(c.cfg.SilenceTimeout)
 		return nil
 	}}
 	r, err := http.NewRequestWithContext(httptrace.WithClientTrace(w.ctx, trace), method, "http://"+to.Addr+target, nil)
@@ -299,7 +305,7 @@ const suspectTimeout = time.Second
 
 // Suspect tells a member that a block which it sent was damaged on arrival.
 func (c *Client) Suspect(parent context.Context, to Target, id chunk.ObjectID, block uint32) error {
-	w := c.watch(parent, suspectTimeout)
+	w := watch(parent, suspectTimeout, suspectTimeout)
 	defer w.end()
 	h := http.Header{headerTo: {to.ID}, headerFrom: {c.cfg.Self}}
 	target := suspectPath + id.String() + "/" + strconv.FormatUint(uint64(block), 10)

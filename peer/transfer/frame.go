@@ -45,10 +45,20 @@ func ParseFrameHeader(b []byte) (FrameHeader, error) {
 	}, nil
 }
 
-// bodyBytes is the length of an answer: every block of the span with its header.
+// Signs is how many signs of life every answer carries, so that its length is
+// known before anybody knows how long its blocks will take. A sender that waits for a block
+// sends one now and then; those left over go before the last block. 32 of them, one a
+// second, outlast a throttled origin and are 512 bytes.
+const Signs = 32
+
+// sign is a frame without a block.
+var sign = FrameHeader{Block: ^uint32(0)}
+
+// bodyBytes is the length of an answer: every block of the span with its header,
+// and the signs of life.
 func bodyBytes(g chunk.Geometry, size int64, s chunk.Span) int64 {
 	_, n := g.Bytes(size, s)
-	return n + int64(s.Count)*FrameHeaderBytes
+	return n + (int64(s.Count)+Signs)*FrameHeaderBytes
 }
 
 // maxSpanBlocks is how many blocks the largest chunk has.
@@ -84,6 +94,8 @@ type frameReader struct {
 	geometry chunk.Geometry
 	size     int64 // of the object
 	got      blockSet
+	signs    int    // seen
+	alive    func() // called for each of them; may be nil
 }
 
 func newFrameReader(r io.Reader, g chunk.Geometry, size int64, span chunk.Span) *frameReader {
@@ -103,6 +115,9 @@ func (e *CorruptError) Unwrap() error { return chunk.ErrCorrupt }
 // the sender went away before it.
 func (f *frameReader) next(buf []byte) (chunk.Block, error) {
 	if f.got.full() {
+		if f.signs != Signs {
+			return chunk.Block{}, fmt.Errorf("%w: %d signs of life", ErrMalformed, f.signs)
+		}
 		var one [1]byte
 		if n, err := io.ReadFull(f.r, one[:]); n != 0 {
 			return chunk.Block{}, fmt.Errorf("%w: bytes behind the last block", ErrMalformed)
@@ -111,11 +126,7 @@ func (f *frameReader) next(buf []byte) (chunk.Block, error) {
 		}
 		return chunk.Block{}, io.EOF
 	}
-	var head [FrameHeaderBytes]byte
-	if _, err := io.ReadFull(f.r, head[:]); err != nil {
-		return chunk.Block{}, truncated(err)
-	}
-	h, err := ParseFrameHeader(head[:])
+	h, err := f.header()
 	if err != nil {
 		return chunk.Block{}, err
 	}
@@ -133,6 +144,26 @@ func (f *frameReader) next(buf []byte) (chunk.Block, error) {
 		return chunk.Block{}, &CorruptError{Block: h.Block}
 	}
 	return chunk.Block{Index: h.Block, CRC: h.CRC, Data: data}, nil
+}
+
+// header reads the next header that announces a block.
+func (f *frameReader) header() (FrameHeader, error) {
+	for {
+		var head [FrameHeaderBytes]byte
+		if _, err := io.ReadFull(f.r, head[:]); err != nil {
+			return FrameHeader{}, truncated(err)
+		}
+		h, err := ParseFrameHeader(head[:])
+		if err != nil || h != sign {
+			return h, err
+		}
+		if f.signs++; f.signs > Signs {
+			return h, fmt.Errorf("%w: more than %d signs of life", ErrMalformed, Signs)
+		}
+		if f.alive != nil {
+			f.alive()
+		}
+	}
 }
 
 // truncated turns the end of the input into what it is within a frame.

@@ -22,8 +22,21 @@ func someBytes(seed uint64, n int) []byte {
 	return b
 }
 
-// frames encodes blocks of data in the order given.
+// signs encodes n signs of life.
+func signs(n int) (out []byte) {
+	for range n {
+		out = sign.Append(out)
+	}
+	return out
+}
+
+// frames encodes blocks of data in the order given, behind the signs of life.
 func frames(data []byte, order ...uint32) []byte {
+	return append(signs(Signs), blocks(data, order...)...)
+}
+
+// blocks encodes blocks of data in the order given.
+func blocks(data []byte, order ...uint32) []byte {
 	var out []byte
 	for _, i := range order {
 		off, n := small.Bytes(int64(len(data)), chunk.Span{First: i, Count: 1})
@@ -55,7 +68,7 @@ func TestFrames(t *testing.T) {
 	data := someBytes(1, 200<<10) // 3 blocks and a last one of 8 KiB
 	all := chunk.Span{First: 0, Count: 4}
 	good := frames(data, 2, 0, 3, 1)
-	flip := func(at int) []byte { b := bytes.Clone(good); b[at] ^= 1; return b }
+	flip := func(at int) []byte { b := bytes.Clone(good); b[Signs*FrameHeaderBytes+at] ^= 1; return b }
 	for _, c := range []struct {
 		name   string
 		wire   []byte
@@ -70,6 +83,9 @@ func TestFrames(t *testing.T) {
 		{"a bit of the reserved field", flip(12), 0, ErrMalformed},
 		{"twice", frames(data, 0, 0, 1, 2), 1, ErrMalformed},
 		{"of another chunk", frames(someBytes(1, 600<<10), 8), 0, ErrMalformed},
+		{"signs of life between", append(append(signs(5), blocks(data, 0, 1, 2)...), append(signs(Signs-5), blocks(data, 3)...)...), 4, nil},
+		{"a sign too many", append(signs(1), good...), 0, ErrMalformed},
+		{"a sign too few", good[FrameHeaderBytes:], 4, ErrMalformed},
 		{"cut in a header", good[:FrameHeaderBytes-1], 0, io.ErrUnexpectedEOF},
 		{"cut in a block", good[:len(good)-1], 3, io.ErrUnexpectedEOF},
 		{"cut between blocks", frames(data, 0, 1), 2, io.ErrUnexpectedEOF},

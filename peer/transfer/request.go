@@ -97,6 +97,12 @@ func geometryHeader(g chunk.Geometry) string {
 	return strconv.FormatInt(g.ChunkBytes, 10) + "/" + strconv.FormatInt(g.BlockBytes, 10)
 }
 
+// Values of headerHeldOnly; see chunk.Request.
+const (
+	heldAny     = "1"
+	heldSettled = "settled"
+)
+
 // setHeaders writes everything but path and signature.
 func (r Request) setHeaders(h http.Header, to string, g chunk.Geometry) {
 	h[headerObject] = []string{b64.EncodeToString(r.Object.AppendBinary(nil))}
@@ -104,8 +110,11 @@ func (r Request) setHeaders(h http.Header, to string, g chunk.Geometry) {
 	h[headerTo] = []string{to}
 	h[headerFrom] = []string{r.From}
 	h[headerHops] = []string{strconv.Itoa(r.Hops)}
-	if r.HeldOnly {
-		h[headerHeldOnly] = []string{"1"}
+	switch {
+	case r.HeldOnly && r.Settled:
+		h[headerHeldOnly] = []string{heldSettled}
+	case r.HeldOnly:
+		h[headerHeldOnly] = []string{heldAny}
 	}
 	if r.Background {
 		h[headerBackground] = []string{"1"}
@@ -172,17 +181,21 @@ func (r *Request) parseFlags(h http.Header) error {
 		return invalid("hops %q", h.Get(headerHops))
 	}
 	r.Hops = int(hops)
-	for _, f := range [...]struct {
-		name string
-		to   *bool
-	}{{headerHeldOnly, &r.HeldOnly}, {headerBackground, &r.Background}} {
-		switch h.Get(f.name) {
-		case "":
-		case "1":
-			*f.to = true
-		default:
-			return invalid("header %s", f.name)
-		}
+	switch h.Get(headerHeldOnly) {
+	case "":
+	case heldAny:
+		r.HeldOnly = true
+	case heldSettled:
+		r.HeldOnly, r.Settled = true, true
+	default:
+		return invalid("header %s", headerHeldOnly)
+	}
+	switch h.Get(headerBackground) {
+	case "":
+	case "1":
+		r.Background = true
+	default:
+		return invalid("header %s", headerBackground)
 	}
 	r.From = h.Get(headerFrom)
 	if !validMemberID(r.From) {

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/shardwell/shardwell/internal/chunk"
@@ -46,7 +45,7 @@ type ServerConfig struct {
 	RetryAfter time.Duration
 	// StallTimeout is how long one block may take to leave, default 20 s.
 	StallTimeout time.Duration
-	// LifeSign is how often an asker is told that its first block is still awaited,
+	// LifeSign is how often an asker is told that its next block is still awaited,
 	// default 1 s.
 	LifeSign time.Duration
 }
@@ -99,7 +98,7 @@ func (s *Server) HTTP() *http.Server {
 // ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header()["Content-Type"] = []string{"application/octet-stream"}
-	ans := &answer{server: s, w: w, rc: http.NewResponseController(w)}
+	ans := &answer{server: s, w: w, rc: http.NewResponseController(w), turn: make(chan struct{}, 1)}
 	// Nothing that this server answers has a body to read.
 	if r.ContentLength != 0 {
 		ans.fail(invalid("request with a body"))
@@ -222,13 +221,17 @@ type answer struct {
 
 	length int64 // of the body
 	size   int64 // of the object
-	left   blockSet
-	head   [FrameHeaderBytes]byte
-	frame  fileFrame
 
-	mu    sync.Mutex  // over w until the first block, shared with the timer
-	begun bool        // guarded by mu
-	timer *time.Timer // guarded by mu; nil when the time of life signs is over
+	// turn is held over w and what follows while the Lender is at work, by it or by the
+	// timer: a lock that may be held while a write waits for the asker.
+	turn  chan struct{}
+	left  blockSet    // sent
+	signs int         // of life, left to be sent after the answer began
+	begun bool        // the status line is out
+	wrote time.Time   // something last
+	timer *time.Timer // nil when the time of life signs is over
+	head  []byte      // reused
+	frame fileFrame   // reused
 }
 
 // begin writes the status line and headers, bound to the request by a proof.
@@ -241,7 +244,7 @@ func (a *answer) begin(status int, extra map[string]string) {
 		h[headerProof] = []string{p}
 	}
 	// A deadline of an earlier answer on this connection may have passed.
-	_ = a.rc.SetWriteDeadline(time.Now().Add(a.server.cfg.StallTimeout))
+	a.setDeadline()
 	a.w.WriteHeader(status)
 }
 
@@ -267,27 +270,51 @@ func (a *answer) redirect(member string) {
 }
 
 // signLife tells the asker now and then that its request is being worked on,
-// until the first block or endLife.
+// until endLife: by interim answers before the first block, by frames without a block after it.
 func (a *answer) signLife() {
 	every := a.server.cfg.LifeSign
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	a.lock()
+	defer a.unlock()
+	a.signs, a.wrote = Signs, time.Now()
 	a.timer = time.AfterFunc(every, func() {
-		a.mu.Lock()
-		defer a.mu.Unlock()
+		a.lock()
+		defer a.unlock()
 		if a.timer == nil {
 			return
 		}
-		_ = a.rc.SetWriteDeadline(time.Now().Add(a.server.cfg.StallTimeout))
-		a.w.WriteHeader(http.StatusProcessing)
+		if wait := every - time.Since(a.wrote); wait > 0 {
+			a.timer.Reset(wait)
+			return
+		}
+		a.setDeadline()
+		switch {
+		case !a.begun:
+			a.w.WriteHeader(http.StatusProcessing)
+		case a.signs == 0:
+			return // the asker's patience ends with ours
+		default:
+			a.signs--
+			// An error here is one for the next block as well.
+			_, _ = a.w.Write(sign.Append(a.head[:0]))
+			_ = a.rc.Flush()
+		}
+		a.wrote = time.Now()
 		a.timer.Reset(every)
 	})
 }
 
-// endLife stops the life signs and reports whether a block was sent.
+func (a *answer) lock()   { a.turn <- struct{}{} }
+func (a *answer) unlock() { <-a.turn }
+
+// setDeadline gives what is written next its time to leave.
+func (a *answer) setDeadline() {
+	_ = a.rc.SetWriteDeadline(time.Now().Add(a.server.cfg.StallTimeout))
+}
+
+// endLife stops the life signs and reports whether the answer has begun.
 func (a *answer) endLife() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	a.lock()
+	defer a.unlock()
 	if a.timer != nil {
 		a.timer.Stop()
 		a.timer = nil
@@ -297,26 +324,38 @@ func (a *answer) endLife() bool {
 
 // send is what the Lender calls for each block.
 func (a *answer) send(p chunk.Piece) error {
+	a.lock()
+	defer a.unlock()
 	g := a.server.cfg.Geometry
 	if p.Len != g.BlockLen(a.size, p.Index) || (p.File == nil && len(p.Data) != p.Len) || !a.left.add(p.Index) {
 		return fmt.Errorf("lender gave block %d of %d bytes for %v", p.Index, p.Len, a.left.span)
 	}
-	if !a.endLife() {
-		a.mu.Lock()
+	if !a.begun {
 		a.begun = true
-		a.mu.Unlock()
 		a.begin(http.StatusOK, map[string]string{"Content-Length": strconv.FormatInt(a.length, 10)})
 	}
-	_ = a.rc.SetWriteDeadline(time.Now().Add(a.server.cfg.StallTimeout))
-	head := FrameHeader{Block: p.Index, Length: uint32(p.Len), CRC: p.CRC}.Append(a.head[:0])
+	a.setDeadline()
+	head := a.head[:0]
+	if a.left.full() {
+		for ; a.signs > 0; a.signs-- {
+			head = sign.Append(head)
+		}
+	}
+	a.head = FrameHeader{Block: p.Index, Length: uint32(p.Len), CRC: p.CRC}.Append(head)
+	err := a.sendPiece(p)
+	a.wrote = time.Now()
+	return err
+}
+
+func (a *answer) sendPiece(p chunk.Piece) error {
 	st := a.server.cfg.Stats
 	if p.File == nil {
-		if err := a.sendData(head, p.Data); err != nil {
+		if err := a.sendData(a.head, p.Data); err != nil {
 			return err
 		}
 		st.CopiedBytes.Add(int64(p.Len))
 	} else {
-		a.frame = fileFrame{head: head, file: p.File, off: p.Offset, n: int64(p.Len)}
+		a.frame = fileFrame{head: a.head, file: p.File, off: p.Offset, n: int64(p.Len)}
 		if err := a.sendFile(); err != nil {
 			return err
 		}

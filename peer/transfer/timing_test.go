@@ -35,11 +35,11 @@ func TestLifeSignsKeepAPatientAsker(t *testing.T) {
 	inBubble(t, 200<<10, nil, func(t *testing.T, r *rig) {
 		r.before = func(ctx context.Context, sent int) error {
 			if sent == 0 {
-				return wait(ctx, 20*time.Second) // a slow origin
+				return wait(ctx, 18*time.Second) // a slow origin
 			}
 			return nil
 		}
-		within(t, 20*time.Second, 21*time.Second, func() {
+		within(t, 18*time.Second, 19*time.Second, func() {
 			if order, err := r.fetch(t, r.request(0)); err != nil || len(order) != 4 {
 				t.Errorf("%v, %v", order, err)
 			}
@@ -56,8 +56,8 @@ func TestLifeSignsKeepAPatientAsker(t *testing.T) {
 func TestWaitingHasAnEnd(t *testing.T) {
 	inBubble(t, 200<<10, nil, func(t *testing.T, r *rig) {
 		r.before = func(ctx context.Context, _ int) error { return wait(ctx, time.Hour) }
-		within(t, 29*time.Second, 31*time.Second, func() {
-			if _, err := r.fetch(t, r.request(0)); !errors.Is(err, ErrSlow) {
+		within(t, 19*time.Second, 21*time.Second, func() {
+			if _, err := r.fetch(t, r.request(0)); !errors.Is(err, ErrWaited) {
 				t.Errorf("%v", err)
 			}
 		})
@@ -90,15 +90,48 @@ func TestSilentPeer(t *testing.T) {
 }
 
 func TestStalledStream(t *testing.T) {
-	inBubble(t, 512<<10, nil, func(t *testing.T, r *rig) {
+	inBubble(t, 512<<10, func(s *ServerConfig, _ *ClientConfig) { s.LifeSign = time.Hour }, func(t *testing.T, r *rig) {
 		r.before = func(ctx context.Context, sent int) error {
-			if sent == 3 {
+			switch sent {
+			case 0:
+				return nil
+			case 3:
 				return wait(ctx, time.Minute)
 			}
-			return wait(ctx, 5*time.Second) // each block within its time
+			return wait(ctx, 4*time.Second) // each block within its time
 		}
-		within(t, 20*time.Second, 26*time.Second, func() {
+		within(t, 13*time.Second, 14*time.Second, func() {
 			if order, err := r.fetch(t, r.request(0)); !errors.Is(err, ErrSlow) || len(order) != 3 {
+				t.Errorf("%v, %v", order, err)
+			}
+		})
+	})
+}
+
+// An origin that is throttled in the middle of a chunk is no reason to leave the owner.
+func TestLifeSignsWithinTheStream(t *testing.T) {
+	inBubble(t, 512<<10, nil, func(t *testing.T, r *rig) {
+		r.before = func(ctx context.Context, sent int) error {
+			if sent == 2 || sent == 4 {
+				return wait(ctx, 18*time.Second) // more signs than there are, in all
+			}
+			return nil
+		}
+		within(t, 36*time.Second, 37*time.Second, func() {
+			if order, err := r.fetch(t, r.request(0)); err != nil || len(order) != 8 {
+				t.Errorf("%v, %v", order, err)
+			}
+		})
+	})
+	inBubble(t, 512<<10, nil, func(t *testing.T, r *rig) {
+		r.before = func(ctx context.Context, sent int) error {
+			if sent == 2 {
+				return wait(ctx, time.Hour)
+			}
+			return nil
+		}
+		within(t, 20*time.Second, 21*time.Second, func() {
+			if order, err := r.fetch(t, r.request(0)); !errors.Is(err, ErrWaited) || len(order) != 2 {
 				t.Errorf("%v, %v", order, err)
 			}
 		})

@@ -11,27 +11,33 @@ import (
 type watchdog struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	timer  *time.Timer // until the next sign of life
-	begin  *time.Timer // until the first block
+	timer  *time.Timer   // until the next sign of life
+	block  *time.Timer   // until the next block
+	wait   time.Duration // of block
 }
 
-// watch returns a watchdog that bites after d.
-func (c *Client) watch(parent context.Context, d time.Duration) *watchdog {
+// watch returns a watchdog that bites after silence, or when wait is over before a
+// block has come.
+func watch(parent context.Context, silence, wait time.Duration) *watchdog {
 	ctx, cancel := context.WithCancelCause(parent)
-	w := &watchdog{ctx: ctx, cancel: cancel}
-	bite := func() { cancel(ErrSlow) }
-	w.timer = time.AfterFunc(d, bite)
-	w.begin = time.AfterFunc(c.cfg.MaxWait, bite)
-	return w
+	return &watchdog{ctx: ctx, cancel: cancel,
+		timer: time.AfterFunc(silence, func() { cancel(ErrSlow) }),
+		block: time.AfterFunc(wait, func() { cancel(ErrWaited) }), wait: wait}
 }
 
 // reset gives the peer d from now on.
 func (w *watchdog) reset(d time.Duration) { w.timer.Reset(d) }
 
-// pause lets time pass that is not the peer's; the answer has begun.
+// pause lets time pass that is not the peer's.
 func (w *watchdog) pause() {
 	w.timer.Stop()
-	w.begin.Stop()
+	w.block.Stop()
+}
+
+// resume waits for a block.
+func (w *watchdog) resume(d time.Duration) {
+	w.timer.Reset(d)
+	w.block.Reset(w.wait)
 }
 
 func (w *watchdog) end() {
@@ -49,8 +55,8 @@ func (w *watchdog) explain(parent context.Context, op string, err error) error {
 		return fmt.Errorf("%s: %w", op, context.Cause(parent))
 	case errors.As(err, &deliver):
 		return err
-	case context.Cause(w.ctx) == ErrSlow:
-		return fmt.Errorf("%s: %w", op, ErrSlow)
+	case context.Cause(w.ctx) == ErrSlow || context.Cause(w.ctx) == ErrWaited:
+		return fmt.Errorf("%s: %w", op, context.Cause(w.ctx))
 	case errors.Is(err, ErrMalformed) || errors.As(err, new(*CorruptError)):
 		return fmt.Errorf("%s: %w", op, err)
 	}

@@ -1,0 +1,290 @@
+package peer
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/shardwell/shardwell/internal/chunk"
+	"github.com/shardwell/shardwell/objstore"
+	"github.com/shardwell/shardwell/peer/transfer"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// inCluster runs f with n nodes and an object of size bytes in synctest's time.
+func inCluster(t *testing.T, n, size int, f func(t *testing.T, c *cluster)) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, n, size)
+		f(t, c)
+		c.stop()
+	})
+}
+
+// within fails unless f took at most d of the bubble's time.
+func within(t *testing.T, d time.Duration, f func()) {
+	t.Helper()
+	begin := time.Now()
+	f()
+	if took := time.Since(begin); took > d {
+		t.Errorf("took %v, want at most %v", took, d)
+	}
+}
+
+func TestEachBlockLeavesTheOriginOnce(t *testing.T) {
+	for _, n := range []int{1, 3, 8} {
+		inCluster(t, n, 2<<20+77, func(t *testing.T, c *cluster) {
+			within(t, time.Second, func() { c.readAll(c.ids()...) })
+			c.wantCopies(1, 33)
+		})
+	}
+}
+
+// An owner that sends enough copies names others, so nobody sends to everybody.
+func TestOwnerNamesOthers(t *testing.T) {
+	inCluster(t, 8, 512<<10, func(t *testing.T, c *cluster) {
+		c.origin.delay = func(ctx context.Context) error { return pause(ctx, 10*time.Millisecond) }
+		c.readAll(c.ids()...)
+		c.wantCopies(1, 8)
+		given := c.nodes["n0"].peers.Stats().RedirectsGiven.Load()
+		if given < 3 {
+			t.Errorf("the owner named others %d times", given)
+		}
+		if sent := c.nodes["n0"].peers.cfg.Transfer.Stats().SentBlocks.Load(); sent > 4*8 {
+			t.Errorf("the owner sent %d blocks for 8", sent)
+		}
+	})
+}
+
+func TestOwnerDiesInTheMiddle(t *testing.T) {
+	inCluster(t, 4, 512<<10, func(t *testing.T, c *cluster) {
+		c.nodes["n0"].slow = func(_ context.Context, index uint32) error {
+			if index == 5 {
+				c.net.kill("n0:1")
+			}
+			return nil
+		}
+		within(t, 2*time.Second, func() { c.readAll("n2") })
+		// n1 acts for n0, from the block on that n2 still lacks.
+		c.wantCopies(2, 8+3)
+	})
+}
+
+func TestOwnerIsGone(t *testing.T) {
+	inCluster(t, 4, 2<<20, func(t *testing.T, c *cluster) {
+		c.net.kill("n0:1")
+		within(t, 2*time.Second, func() { c.readAll("n1", "n2", "n3") })
+		c.wantCopies(1, 32)
+	})
+}
+
+func TestOwnerIsUnplugged(t *testing.T) {
+	inCluster(t, 4, 512<<10, func(t *testing.T, c *cluster) {
+		for _, id := range []string{"n1", "n2", "n3"} {
+			c.net.sever(id, "n0:1")
+		}
+		within(t, 5*time.Second, func() { c.readAll("n1", "n2", "n3") })
+		c.wantCopies(1, 8)
+	})
+}
+
+func TestNobodyElseIsLeft(t *testing.T) {
+	inCluster(t, 4, 512<<10, func(t *testing.T, c *cluster) {
+		for _, id := range []string{"n0", "n1", "n2"} {
+			c.net.kill(id + ":1")
+		}
+		within(t, 2*time.Second, func() { c.readAll("n3") })
+		c.wantCopies(1, 8)
+	})
+}
+
+// A member that is left alone is probed, and asked again once it is back.
+func TestBreakerProbes(t *testing.T) {
+	inCluster(t, 2, 4<<20, func(t *testing.T, c *cluster) {
+		c.net.kill("n0:1")
+		for i := range uint32(6) {
+			if _, err := c.nodes["n1"].read(t.Context(), i); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := c.net.dials["n0:1"]; n > 4 {
+			t.Errorf("a dead member was dialled %d times", n)
+		}
+		c.nodes["n0"].stop()
+		c.start("n0")
+		time.Sleep(time.Minute)
+		if _, err := c.nodes["n1"].read(t.Context(), 6); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if n := c.nodes["n0"].peers.cfg.Transfer.Stats().SentBlocks.Load(); n != 8 {
+			t.Errorf("the member that came back sent %d blocks", n)
+		}
+	})
+}
+
+func TestEarlierOwnerHasIt(t *testing.T) {
+	inCluster(t, 3, 1<<20, func(t *testing.T, c *cluster) {
+		c.readAll("n1") // n0 fetches, and both have it
+		for _, r := range c.rings {
+			r.mu.Lock()
+			r.owners, r.earlier = []string{"n2", "n0", "n1"}, []string{"n0"}
+			r.mu.Unlock()
+		}
+		c.readAll("n2")
+		c.wantCopies(1, 16)
+		if n := c.nodes["n2"].peers.Stats().EarlierOwnerHits.Load(); n != 2 {
+			t.Errorf("%d chunks from the earlier owner", n)
+		}
+	})
+}
+
+// Tables that disagree, in every order of three, cost neither a circle nor a wait.
+func TestTablesDisagree(t *testing.T) {
+	inCluster(t, 3, 512<<10, func(t *testing.T, c *cluster) {
+		c.rings["n0"].owners = []string{"n1", "n2", "n0"}
+		c.rings["n1"].owners = []string{"n2", "n0", "n1"}
+		c.rings["n2"].owners = []string{"n0", "n1", "n2"}
+		within(t, time.Minute, func() { c.readAll("n0") })
+		c.wantCopies(1, 8)
+	})
+	inCluster(t, 2, 512<<10, func(t *testing.T, c *cluster) {
+		c.rings["n0"].owners = []string{"n1", "n0"}
+		within(t, time.Minute, func() { c.readAll("n0", "n1") })
+		c.wantCopies(2, 16)
+	})
+}
+
+func TestAnswersOfTheOriginAreFinal(t *testing.T) {
+	for _, class := range []error{objstore.ErrChanged, objstore.ErrPermission, objstore.ErrNotExist, objstore.ErrThrottled} {
+		inCluster(t, 3, 512<<10, func(t *testing.T, c *cluster) {
+			c.origin.err = class
+			_, err := c.nodes["n2"].read(t.Context(), 0)
+			if !errors.Is(err, class) || errors.Is(err, chunk.ErrNotHeld) {
+				t.Errorf("%v", err)
+			}
+			if n := c.nodes["n1"].peers.cfg.Transfer.Stats().RequestsServed.Load(); n != 0 {
+				t.Errorf("the successor was asked too")
+			}
+		})
+	}
+}
+
+func TestPoisonedPeer(t *testing.T) {
+	for name, spoil := range map[string]func(*chunk.Piece){
+		"wrong bytes":    func(p *chunk.Piece) { p.Data = bytes.Clone(p.Data); p.Data[1] ^= 1 },
+		"wrong checksum": func(p *chunk.Piece) { p.CRC++ },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inCluster(t, 3, 1<<20, func(t *testing.T, c *cluster) {
+				c.nodes["n0"].spoil = func(p *chunk.Piece) {
+					if p.Index == 3 {
+						spoil(p)
+					}
+				}
+				within(t, time.Second, func() { c.readAll("n2") })
+				n0, n2 := c.nodes["n0"], c.nodes["n2"]
+				if len(n0.suspects) == 0 || n0.suspects[0] != 3 {
+					t.Errorf("the member heard of %v", n0.suspects)
+				}
+				st := n2.peers.Stats()
+				if st.BreakerOpens.Load() != 1 || n2.peers.cfg.Transfer.Stats().CorruptBlocks.Load() != 1 {
+					t.Error("not counted, or not set aside")
+				}
+				if !strings.Contains(c.logs.String(), "peer=n0") {
+					t.Errorf("log: %s", c.logs.String())
+				}
+			})
+		})
+	}
+}
+
+func TestSlowPeerIsLeft(t *testing.T) {
+	inCluster(t, 3, 512<<10, func(t *testing.T, c *cluster) {
+		c.nodes["n0"].slow = func(ctx context.Context, index uint32) error {
+			if index >= 2 {
+				return pause(ctx, time.Hour)
+			}
+			return nil
+		}
+		// n2 waits for 20 s until it asks n1, which waits half as long.
+		within(t, 31*time.Second, func() { c.readAll("n2") })
+		c.wantCopies(2, 14)
+	})
+}
+
+func TestNames(t *testing.T) {
+	inCluster(t, 3, 64<<10, func(t *testing.T, c *cluster) {
+		q := objstore.Query{Bucket: objstore.Bucket{Origin: "o", Name: "b"}, MaxAge: time.Minute}
+		for _, id := range c.ids() {
+			info, age, err := c.nodes[id].Head(t.Context(), q, "a/b\xff")
+			if err != nil || info != (objstore.Info{Key: "a/b\xff", Size: 7, ETag: "n0"}) || age != time.Second {
+				t.Errorf("%s: %+v, %v, %v", id, info, age, err)
+			}
+			page, age, err := c.nodes[id].List(t.Context(), q, objstore.ListRequest{Prefix: "a/", Delimiter: "/", Token: "\xfd"})
+			if err != nil || age != 2*time.Second || page.Next != "\xfe\xfd" || page.Prefixes[0] != "a/d/" ||
+				page.Objects[0].Key != "a/\xff" || page.Objects[0].ETag != "n0" || !page.Objects[0].ModTime.Equal(time.Unix(5, 6)) {
+				t.Errorf("%s: %+v, %v, %v", id, page, age, err)
+			}
+		}
+		c.origin.err = errors.Join(errors.New("head \xff"), objstore.ErrNotExist)
+		if _, age, err := c.nodes["n1"].Head(t.Context(), q, "a/b"); !errors.Is(err, objstore.ErrNotExist) || age != time.Second {
+			t.Errorf("%v, %v", age, err)
+		}
+		c.origin.err = nil
+		c.net.kill("n0:1")
+		within(t, 5*time.Second, func() {
+			for _, id := range []string{"n1", "n2"} {
+				if info, _, err := c.nodes[id].Head(t.Context(), q, "a/b"); err != nil || info.ETag != "n1" {
+					t.Errorf("%s without n0: %+v, %v", id, info, err)
+				}
+			}
+		})
+	})
+}
+
+func TestCallsToAll(t *testing.T) {
+	inCluster(t, 4, 64<<10, func(t *testing.T, c *cluster) {
+		p := c.nodes["n1"].peers
+		if n, err := p.Forget(t.Context(), objstore.Bucket{Name: "b"}, "a/"); n != 9 || err != nil {
+			t.Errorf("%d, %v", n, err)
+		}
+		m, _ := c.members.Lookup("n0")
+		if h, err := p.Hello(t.Context(), m); err != nil || h.Member != "n0" {
+			t.Errorf("%v, %v", h, err)
+		}
+		c.net.kill("n0:1")
+		all, err := p.Statuses(t.Context())
+		if len(all) != 2 || string(all["n3"]) != `{"node":"n3"}` || !errors.Is(err, transfer.ErrUnreachable) || !strings.Contains(err.Error(), "n0") {
+			t.Errorf("%s, %v", all, err)
+		}
+		m.Addr = "n2:1" // another member has the address now
+		if _, err := p.Hello(t.Context(), m); err == nil {
+			t.Error("a call to another member was answered")
+		}
+	})
+}
+
+func TestReadersThatOwnNothing(t *testing.T) {
+	inCluster(t, 3, 512<<10, func(t *testing.T, c *cluster) {
+		for _, r := range c.rings {
+			r.owners = []string{"n0"}
+		}
+		c.readAll("n1", "n2")
+		c.wantCopies(1, 8)
+		for _, r := range c.rings {
+			r.mu.Lock()
+			r.owners = nil
+			r.mu.Unlock()
+		}
+		if !c.nodes["n1"].peers.Owned(chunk.Request{Object: c.object, Span: chunk.Span{Count: 1}}) {
+			t.Error("without owners everybody asks the origin")
+		}
+	})
+}
