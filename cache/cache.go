@@ -21,7 +21,8 @@
 // It leaves to others: who owns a chunk and which peer to ask (package peer),
 // what to prefetch (fuse/prefetch), what to evict (cache/disk), names (cache/meta).
 //
-// Parts: cache/mem, the arena. Implementations: cache/disk, a [Tier]. cache/meta stands beside it.
+// Parts: cache/mem, the arena. Implementations: cache/disk, a
+// [Tier] by way of [TierOf]. cache/meta stands beside it.
 //
 // Lock order: flight.mu, then object.mu, then Cache.mu. No I/O under any of them.
 package cache

@@ -7,7 +7,7 @@
 // refused while readers could still need what is left. It leaves to others
 // when to give a buffer back and what to do when none is to be had.
 //
-// The package is an implementation of the memory tier of package cache.
+// The package is a part of package cache, which keeps its memory tier in an arena.
 package mem
 
 import (

@@ -11,7 +11,8 @@
 // It leaves to others: which node asks the origin ([Config.Peers]), what a
 // mount's consistency allows (fuse), retries at the origin (objstore.Retry).
 //
-// It stands beside package cache, of which it needs nothing.
+// It is a part of the read path that stands beside package cache; neither imports
+// the other.
 package meta
 
 import (

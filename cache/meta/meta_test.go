@@ -278,6 +278,8 @@ func (p peers) List(ctx context.Context, q objstore.Query, req objstore.ListRequ
 	return c.List(ctx, q, req)
 }
 
+// SEMANTICS O2: Each listing page and each question about a name goes to the origin
+// once within its time to live, for the whole cluster.
 func TestClusterAsksOnce(t *testing.T) {
 	for _, tc := range []struct {
 		owner []int
