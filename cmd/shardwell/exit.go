@@ -67,8 +67,6 @@ var advice = [...]struct {
 	{objstore.ErrNotExist, "look with `shardwell ls` at the part before it"},
 	{objstore.ErrThrottled, "try again later, or lower --max-origin-rate"},
 	{control.ErrUnreachable, "check --endpoint, --proxy and --ca-file, and that the origin is up"},
-	{syscall.EADDRINUSE, "another process listens there: stop it, or choose another port"},
-	{syscall.ENOSPC, "make room, or choose another --cache-dir"},
 	{control.ErrNoNode, "start one with `shardwell node`, or name its --control-socket"},
 }
 
@@ -79,6 +77,9 @@ func explain(err error) string {
 	var cfg *config.Error
 	if errors.As(err, &usage) || errors.As(err, &cfg) {
 		return text
+	}
+	if strings.HasSuffix(text, syscall.EADDRINUSE.Error()) { // of the gossip library, which keeps the text only
+		return text + ": choose another --bind"
 	}
 	class := control.Classify(err)
 	for _, a := range advice {
