@@ -52,8 +52,8 @@ func checkBytes(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	sum, err := c.Bytes()
 	must(t, err)
-	if got := c.Origin.Requests().Bytes(); sum.Origin != got {
-		t.Errorf("nodes say they took %d bytes from the origin, the origin counted %d", sum.Origin, got)
+	if got := c.Origin.Requests().Bytes(); sum.FetchedFromOrigin != got {
+		t.Errorf("nodes say they took %d bytes from the origin, the origin counted %d", sum.FetchedFromOrigin, got)
 	}
 }
 
@@ -194,8 +194,8 @@ func TestReaderThatOwnsNothing(t *testing.T) {
 			t.Errorf("member %s owns %.3f of the ring", m.Name, m.OwnedShare)
 		}
 	}
-	if s.Bytes.Peer != sizeOf(objects) {
-		t.Errorf("the reader took %d bytes from peers, want %d", s.Bytes.Peer, sizeOf(objects))
+	if s.Bytes.FetchedFromPeers != sizeOf(objects) {
+		t.Errorf("the reader took %d bytes from peers, want %d", s.Bytes.FetchedFromPeers, sizeOf(objects))
 	}
 }
 

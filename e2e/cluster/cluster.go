@@ -151,6 +151,8 @@ func (c *Cluster) Bytes() (Bytes, error) {
 		sum.Memory += s.Bytes.Memory
 		sum.PassthroughOpens += s.Bytes.PassthroughOpens
 		sum.SentToPeers += s.Bytes.SentToPeers
+		sum.FetchedFromOrigin += s.Bytes.FetchedFromOrigin
+		sum.FetchedFromPeers += s.Bytes.FetchedFromPeers
 	}
 	return sum, nil
 }

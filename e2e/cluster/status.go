@@ -44,7 +44,8 @@ type Dataset struct {
 	PinnedUntil *string `json:"pinnedUntil"`
 }
 
-// Bytes counts since the start of a node.
+// Bytes counts since the start of a node: first what readers got, by where it was at
+// that moment, then what the node exchanged.
 type Bytes struct {
 	Origin           int64 `json:"origin"`
 	Peer             int64 `json:"peer"`
@@ -52,6 +53,9 @@ type Bytes struct {
 	Memory           int64 `json:"memory"`
 	PassthroughOpens int64 `json:"passthroughOpens"`
 	SentToPeers      int64 `json:"sentToPeers"`
+
+	FetchedFromOrigin int64 `json:"fetchedFromOrigin"`
+	FetchedFromPeers  int64 `json:"fetchedFromPeers"`
 }
 
 // Disk is a cache directory.

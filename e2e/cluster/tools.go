@@ -58,6 +58,10 @@ func prepare() (Tools, error) {
 		return t, fmt.Errorf("e2e/setup: %w", err)
 	}
 	if t.Shardwell != "" {
+		// It is no setting of the product, which mentions names like it that it does not know.
+		if err := os.Unsetenv("SHARDWELL_BIN"); err != nil {
+			return t, err
+		}
 		_, err := os.Stat(t.Shardwell)
 		return t, err
 	}
