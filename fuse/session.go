@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -44,6 +45,10 @@ type Session struct {
 	runCtx   context.Context
 	notices  chan notice
 
+	leaving atomic.Bool             // HandOver was called: answer nothing any more
+	kept    atomic.Pointer[os.File] // the kernel's end, for the successor
+	adopted bool                    // from a predecessor; set before Run
+
 	opens   openTable
 	dirs    dirTable
 	skipped skippedKeys
@@ -76,7 +81,8 @@ func New(cfg Config) (*Session, error) {
 	s.opens.init()
 	s.dirs.all = make(map[*snapshot.Dir]*directory)
 	var err error
-	if request, _ := s.state.Init(); request != nil {
+	request, reply := s.state.Init()
+	if request != nil {
 		s.store, err = snapshot.Open(cfg.StateDir, cfg.identity(), time.Now())
 	} else {
 		s.store, err = snapshot.Create(cfg.StateDir, cfg.identity(), tree.DirPrefix(cfg.Prefix), time.Now())
@@ -88,6 +94,11 @@ func New(cfg Config) (*Session, error) {
 		return nil, errors.Join(fmt.Errorf("file system: eventfd: %w", err), s.store.Close())
 	}
 	s.ps = gofuse.NewProtocolServer(&rawFS{RawFileSystem: gofuse.NewDefaultRawFileSystem(), s: s}, cfg.protocolOptions(s.log))
+	if request != nil {
+		if err := s.resume(request, reply); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+	}
 	return s, nil
 }
 
@@ -184,20 +195,38 @@ func (s *Session) Run(ctx context.Context) error {
 	if s.dev < 0 {
 		return errors.New("file system: not mounted")
 	}
+	defer close(s.ended)
+	if s.adopted {
+		if err := s.resend(); err != nil {
+			s.leave()
+			return err
+		}
+	}
 	runCtx, cancel := context.WithCancel(ctx)
 	s.runCtx = runCtx
-	stop := context.AfterFunc(runCtx, func() { _, _ = unix.Write(s.stopFD, []byte{1, 0, 0, 0, 0, 0, 0, 0}) })
+	stop := context.AfterFunc(runCtx, func() { _ = s.signalStop() })
 	s.serving.Add(1)
 	go func() {
 		defer s.serving.Done()
 		s.sendNotices(runCtx)
 	}()
-	defer close(s.ended)
 	err := s.readRequests(runCtx)
 	cancel()
 	stop()
 	s.serving.Wait()
+	if s.leaving.Load() && err == nil && ctx.Err() == nil {
+		s.kept.Store(os.NewFile(uintptr(s.dev), "/dev/fuse"))
+		s.dev = -1
+		s.opens.closeAll()
+		return nil
+	}
 	s.leave()
+	return err
+}
+
+// signalStop makes the reading thread leave its loop.
+func (s *Session) signalStop() error {
+	_, err := unix.Write(s.stopFD, []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	return err
 }
 
@@ -229,7 +258,12 @@ func (s *Session) Close() error {
 	if s.dev >= 0 {
 		s.leave()
 	}
-	return errors.Join(s.store.Close(), unix.Close(s.stopFD))
+	s.opens.closeAll()
+	var kept error
+	if dev := s.kept.Swap(nil); dev != nil { // nobody came for it
+		kept = dev.Close()
+	}
+	return errors.Join(kept, s.store.Close(), unix.Close(s.stopFD))
 }
 
 // Ready is closed when the kernel and the session have agreed on the protocol.
@@ -248,6 +282,10 @@ func (s *Session) Stats() *Stats {
 	s.stats.Names.Store(s.store.Records())
 	return &s.stats
 }
+
+// Listed returns how many files the mount has shown or listed so far, and the sum of
+// their sizes in bytes. Directories that nobody looked into are not counted.
+func (s *Session) Listed() (files, bytes int64) { return s.store.Files(), s.store.Bytes() }
 
 // SkippedKey is a key that cannot be shown as a path.
 type SkippedKey struct {

@@ -45,6 +45,14 @@ type View struct {
 	Replaces bool
 }
 
+// files returns how many files v adds to those that exist.
+func (v View) files() int64 {
+	if v.Kind == tree.File && !v.Gone {
+		return 1
+	}
+	return 0
+}
+
 // NodeID returns the node id of the entry with an index.
 func (d *Dir) NodeID(index uint32) uint64 { return uint64(d.Serial)<<32 | uint64(index) }
 
@@ -127,7 +135,7 @@ func (d *Dir) Put(e tree.Entry, at time.Time) (index uint32, changed bool, err e
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	slot, known := d.slot(e.Name)
-	grown := e.Size
+	grown, files := e.Size, View{Kind: e.Kind}.files()
 	r := record{serial: d.Serial, kind: uint8(e.Kind), size: uint64(e.Size), name: e.Name, etag: e.ETag}
 	if !e.ModTime.IsZero() {
 		r.time = e.ModTime.UnixNano()
@@ -142,11 +150,13 @@ func (d *Dir) Put(e tree.Entry, at time.Time) (index uint32, changed bool, err e
 		}
 		r.flags = flagReplaces
 		grown -= old.Size
+		files -= old.files()
 	}
 	index, err = d.add(r, slot, known)
 	if err == nil {
 		d.verified[index] = d.store.ticks(at)
 		d.store.bytes.Add(grown)
+		d.store.files.Add(files)
 	}
 	return index, err == nil, err
 }
@@ -169,6 +179,7 @@ func (d *Dir) Remove(name string, at time.Time) error {
 	if err == nil {
 		d.verified[index] = d.store.ticks(at)
 		d.store.bytes.Add(-old.Size)
+		d.store.files.Add(-old.files())
 	}
 	return err
 }

@@ -98,9 +98,14 @@ func (s *Store) loadRecord(identity string) (int64, error) {
 		}
 		slot, known := d.slot(text)
 		if known {
-			s.bytes.Add(-s.view(d.offsets[d.table[slot]-1], false).Size)
+			old := s.view(d.offsets[d.table[slot]-1], false)
+			s.bytes.Add(-old.Size)
+			s.files.Add(-old.files())
 		}
 		s.bytes.Add(int64(binary.LittleEndian.Uint64(b[offSize:])))
+		if b[offKind] == uint8(tree.File) {
+			s.files.Add(1)
+		}
 		d.index(uint32(s.end/recordAlign), text, b[offFlags]&flagReplaces != 0, slot, known)
 	default:
 		return 0, errDamaged

@@ -92,7 +92,8 @@ type Store struct {
 	serial   uint32          // last given out; under mu
 
 	records atomic.Int64
-	bytes   atomic.Int64
+	bytes   atomic.Int64 // of the newest versions
+	files   atomic.Int64 // that exist, as far as known
 }
 
 // Create starts an empty store in dir for the mount that identity names, whatever
@@ -163,6 +164,9 @@ func (s *Store) Created() time.Time { return s.created }
 
 // Bytes returns the sum of the sizes of the newest versions.
 func (s *Store) Bytes() int64 { return s.bytes.Load() }
+
+// Files returns how many files are known to exist.
+func (s *Store) Files() int64 { return s.files.Load() }
 
 // Root returns the mount's own directory.
 func (s *Store) Root() *Dir {

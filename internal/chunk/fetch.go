@@ -29,6 +29,12 @@ type Request struct {
 	// fetch: the question that a new owner puts to the owners of earlier tables.
 	HeldOnly bool
 
+	// Settled narrows a HeldOnly question to blocks that are here or on their way
+	// from the origin. It is how an owner asks: blocks on their way from
+	// another member may in the end be those that the owner itself is to send, and then
+	// all would wait for one another.
+	Settled bool
+
 	// From is the ring id of the member that asked, "" for a reader of this
 	// node. A node that is itself receiving a chunk from a member is no source of it
 	// for that member.

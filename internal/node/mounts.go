@@ -174,7 +174,7 @@ func (n *Node) plan(req control.MountRequest) (*mount, error) {
 		return nil, err
 	}
 	if uri.Dir == "" {
-		if err := n.origins.admit(cfg); err != nil {
+		if err := n.origins.admit(cfg, bucket.Name); err != nil {
 			return nil, err
 		}
 	}

@@ -61,7 +61,7 @@ func (n *Node) List(ctx context.Context, req control.ListRequest, yield func(con
 		return err
 	}
 	if u.Dir == "" {
-		if err := n.origins.admit(cfg); err != nil {
+		if err := n.origins.admit(cfg, bucket.Name); err != nil {
 			return err
 		}
 	}

@@ -55,11 +55,11 @@ type Node struct {
 
 // New makes a node and opens its ports, so that an error that the user can mend
 // comes at once. The caller calls Run or Close.
-func New(cfg config.Config, log *slog.Logger) (n *Node, err error) {
+func New(cfg config.Config, log *slog.Logger) (_ *Node, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	n = &Node{cfg: cfg, log: log, geometry: cfg.Geometry(), started: time.Now()}
+	n := &Node{cfg: cfg, log: log, geometry: cfg.Geometry(), started: time.Now()}
 	defer func() {
 		if err != nil {
 			n.Close()
@@ -107,7 +107,7 @@ func (n *Node) joinLayers() (err error) {
 		Arena:      n.arena,
 		Peers:      n.cluster.peers,
 		Origin:     &cache.OriginFetcher{Geometry: n.geometry, Origins: n.origins, Arena: n.arena},
-		Owned:      n.cluster.ring.owned,
+		Owned:      n.cluster.peers.Owned,
 		ReadBudget: time.Duration(n.cfg.OriginTimeout),
 		MaxFetches: n.maxFetches(),
 		Logger:     n.log,

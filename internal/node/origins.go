@@ -42,10 +42,10 @@ func newOrigins(cfg config.Config, log *slog.Logger) *origins {
 	}
 }
 
-// s3Config returns how cfg reads S3.
-func s3Config(cfg config.Config, log *slog.Logger) s3.Config {
+// s3Config returns how cfg reads a bucket of S3.
+func s3Config(cfg config.Config, bucket string, log *slog.Logger) s3.Config {
 	out := s3.Config{
-		Endpoint: cfg.Endpoint, Region: cfg.Region, Addressing: cfg.Addressing, CAFile: cfg.CAFile, Proxy: cfg.Proxy,
+		Bucket: bucket, Endpoint: cfg.Endpoint, Region: cfg.Region, Addressing: cfg.Addressing, CAFile: cfg.CAFile, Proxy: cfg.Proxy,
 		RequesterPays: cfg.RequesterPays, Logger: log,
 	}
 	switch {
@@ -61,7 +61,7 @@ func s3Config(cfg config.Config, log *slog.Logger) s3.Config {
 // bucketOf returns where a URI points under cfg, and the prefix within.
 func bucketOf(cfg config.Config, u config.URI) (b objstore.Bucket, prefix string, err error) {
 	if u.Dir == "" {
-		origin, err := s3Config(cfg, nil).Origin()
+		origin, err := s3Config(cfg, u.Bucket, nil).Origin()
 		return objstore.Bucket{Origin: origin, Name: u.Bucket}, u.Prefix, err
 	}
 	for _, root := range cfg.OriginDirs {
@@ -75,8 +75,8 @@ func bucketOf(cfg config.Config, u config.URI) (b objstore.Bucket, prefix string
 
 // admit makes the endpoint of a mount known, with the options the mount has.
 // The first one for an endpoint stays: volumes of one node share its credentials.
-func (o *origins) admit(cfg config.Config) error {
-	c := s3Config(cfg, o.log)
+func (o *origins) admit(cfg config.Config, bucket string) error {
+	c := s3Config(cfg, bucket, o.log)
 	origin, err := c.Origin()
 	if err != nil {
 		return err
@@ -85,8 +85,9 @@ func (o *origins) admit(cfg config.Config) error {
 	defer o.mu.Unlock()
 	have, ok := o.s3[origin]
 	if !ok {
-		if own, err := s3Config(o.cfg, o.log).Origin(); err == nil && own == origin {
-			have, ok = s3Config(o.cfg, o.log), true
+		own := s3Config(o.cfg, bucket, o.log)
+		if at, err := own.Origin(); err == nil && at == origin {
+			have, ok = own, true
 		}
 	}
 	if ok && sameRights(have, c) {
@@ -104,6 +105,7 @@ func (o *origins) admit(cfg config.Config) error {
 func sameRights(a, b s3.Config) bool {
 	a.Logger, b.Logger = nil, nil
 	a.Endpoint, b.Endpoint = "", "" // equal by the origin
+	a.Bucket, b.Bucket = "", ""
 	return a == b
 }
 
@@ -145,7 +147,7 @@ func (o *origins) raw(b objstore.Bucket) (objstore.Store, func(), error) {
 	}
 	c, ok := o.s3[b.Origin]
 	if !ok {
-		c = s3Config(o.cfg, o.log)
+		c = s3Config(o.cfg, b.Name, o.log)
 		if own, err := c.Origin(); err != nil || own != b.Origin {
 			return nil, nil, fmt.Errorf("origin %s is not one that this node reads: configure it on every node: %w", b.Origin, objstore.ErrInvalid)
 		}

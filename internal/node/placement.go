@@ -65,9 +65,3 @@ func (p *placement) EarlierOwners(key peer.Key, buf []string) []string {
 	}
 	return buf
 }
-
-// owned reports whether this node is the owner, or acts for it.
-func (p *placement) owned(req chunk.Request) bool {
-	m := p.history.Current().Acting(ring.Key(p.KeyOfBlocks(req.Object, req.ID, req.Span)))
-	return m == nil || m.ID == p.self
-}
