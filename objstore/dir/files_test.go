@@ -173,7 +173,7 @@ func TestNew(t *testing.T) {
 // A directory with more names than a window: every name once, in order, with
 // any page size, and the same again after names came and went.
 func TestLargeDirectory(t *testing.T) {
-	const n = 3000
+	const n = 1500
 	root := t.TempDir()
 	must(t, os.Mkdir(filepath.Join(root, "many"), 0o755))
 	want := make([]string, 0, n)

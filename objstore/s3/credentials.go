@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"github.com/minio/minio-go/v7/pkg/credentials"
-
-	"github.com/shardwell/shardwell/objstore"
 )
 
 // Values of [Credentials.Source].
@@ -69,20 +67,14 @@ func (c Credentials) validate() error {
 }
 
 const (
-	// rereadAfter is how long values without an expiry of their own are used, so
-	// that a rotated file or environment is noticed.
-	rereadAfter = 60 * time.Second
-	// retryFailedAfter is how long a failure is remembered, so that readers do
-	// not queue for a metadata service that does not answer.
-	retryFailedAfter = 5 * time.Second
 	// metadataTimeout bounds one request to a metadata service or an STS. On
 	// machines without one, packets to its address vanish.
 	metadataTimeout = 3 * time.Second
 	stsTimeout      = 15 * time.Second
 )
 
-// newCredentials returns what Core and our own requests share; nil for anonymous.
-func newCredentials(c Credentials, tr http.RoundTripper, log *slog.Logger) (*credentials.Credentials, error) {
+// newIdentity returns the identity of all requests of an endpoint.
+func newIdentity(c Credentials, tr http.RoundTripper, log *slog.Logger) (*identity, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
@@ -93,24 +85,22 @@ func newCredentials(c Credentials, tr http.RoundTripper, log *slog.Logger) (*cre
 	if source == SourceAuto && c.AccessKey != "" {
 		source = SourceStatic
 	}
-	p := &provider{log: log, now: time.Now}
 	switch source {
 	case SourceAnonymous:
-		return nil, nil
+		return fixedIdentity(credentials.Value{SignerType: credentials.SignatureAnonymous}), nil
 	case SourceStatic:
-		return credentials.NewStaticV4(c.AccessKey, c.SecretKey, c.SessionToken), nil
+		return fixedIdentity(credentials.Value{AccessKeyID: c.AccessKey, SecretAccessKey: c.SecretKey,
+			SessionToken: c.SessionToken, SignerType: credentials.SignatureV4}), nil
 	case SourceEnv:
-		p.sources = []place{c.env()}
+		return &identity{log: log, places: []place{c.env()}}, nil
 	case SourceFile:
-		p.sources = []place{c.file()}
+		return &identity{log: log, places: []place{c.file()}}, nil
 	case SourceWebIdentity:
-		p.sources = []place{c.webIdentity(tr)}
+		return &identity{log: log, places: []place{c.webIdentity(tr)}}, nil
 	case SourceInstance:
-		p.sources = []place{c.instance()}
-	default:
-		p.sources = []place{c.env(), c.file(), c.webIdentity(tr), c.instance()}
+		return &identity{log: log, places: []place{c.instance()}}, nil
 	}
-	return credentials.New(p), nil
+	return &identity{log: log, places: []place{c.env(), c.file(), c.webIdentity(tr), c.instance()}}, nil
 }
 
 // errAbsent says that a source is not set up, so that the chain goes on. Any
@@ -122,85 +112,6 @@ var errAbsent = errors.New("not configured")
 type place struct {
 	name string
 	get  func(ctx context.Context) (credentials.Value, error)
-}
-
-// provider is the chain. minio-go calls it under a lock, and once more when
-// IsExpired says so.
-type provider struct {
-	sources []place
-	log     *slog.Logger
-	now     func() time.Time
-
-	value  credentials.Value
-	until  time.Time // when the value must be fetched anew
-	failed error     // of the last attempt
-	retry  time.Time // when another may be made
-	last   string    // source of the last value
-}
-
-// IsExpired implements credentials.Provider.
-func (p *provider) IsExpired() bool { return !p.now().Before(p.until) }
-
-// Retrieve implements credentials.Provider.
-func (p *provider) Retrieve() (credentials.Value, error) {
-	return p.RetrieveWithCredContext(nil)
-}
-
-// RetrieveWithCredContext implements credentials.Provider. It makes its requests
-// with clients of its own: the one that minio-go offers is that of the bucket.
-func (p *provider) RetrieveWithCredContext(cc *credentials.CredContext) (credentials.Value, error) {
-	now := p.now()
-	if p.failed != nil && now.Before(p.retry) {
-		return credentials.Value{}, p.failed
-	}
-	ctx := context.Background()
-	if cc != nil && cc.Context != nil {
-		ctx = cc.Context
-	}
-	v, name, err := p.search(ctx)
-	if err != nil {
-		if ctx.Err() != nil {
-			return v, ctx.Err() // says nothing about the source
-		}
-		err = fmt.Errorf("%w: %w", objstore.ErrCredentials, err)
-		if left := p.value.Expiration.Sub(now); left > retryFailedAfter {
-			// Refreshing comes early, so that it may fail for a while.
-			p.log.Warn("s3: credentials not refreshed", "still_valid_for", left.Round(time.Second), "error", err)
-			p.until = now.Add(retryFailedAfter)
-			return p.value, nil
-		}
-		p.failed, p.retry = err, now.Add(retryFailedAfter)
-		return v, err
-	}
-	p.failed, p.value = nil, v
-	p.until = now.Add(rereadAfter)
-	if !v.Expiration.IsZero() {
-		// Refreshed when a fifth of the time is left, and never in a loop.
-		p.until = now.Add(max(v.Expiration.Sub(now)*4/5, time.Second))
-	}
-	if name != p.last {
-		p.last = name
-		p.log.Info("s3: credentials found", "source", name, "expires", v.Expiration)
-	}
-	return v, nil
-}
-
-// search asks the sources in their order.
-func (p *provider) search(ctx context.Context) (credentials.Value, string, error) {
-	var names []string
-	for _, s := range p.sources {
-		v, err := s.get(ctx)
-		switch {
-		case err == nil:
-			v.SignerType = credentials.SignatureV4
-			return v, s.name, nil
-		case errors.Is(err, errAbsent):
-			names = append(names, s.name+" ("+err.Error()+")")
-		default:
-			return v, s.name, fmt.Errorf("from %s: %w", s.name, err)
-		}
-	}
-	return credentials.Value{}, "", fmt.Errorf("none found in %s; for a public bucket ask for anonymous access", strings.Join(names, ", "))
 }
 
 func absent(what string) error { return fmt.Errorf("%w: %s", errAbsent, what) }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/objstore"
 )
 
@@ -164,7 +165,7 @@ func infoOf(key string, h http.Header) (objstore.Info, error) {
 		return info, invalid("the answer has no ETag, so nobody can tell versions apart")
 	}
 	size, err := strconv.ParseInt(h.Get("Content-Length"), 10, 64)
-	if err != nil || size < 0 {
+	if err != nil || size < 0 || size > chunk.MaxObjectBytes {
 		return info, fmt.Errorf("the answer has Content-Length %q", clip(h.Get("Content-Length")))
 	}
 	info.Size = size
@@ -174,8 +175,13 @@ func infoOf(key string, h http.Header) (objstore.Info, error) {
 
 // cleanETag takes off the quotes, and the mark of a weak ETag, which proxies put
 // on: our If-Match is a strong comparison, and S3's own ETags are strong.
+// It returns "" for one that could not be sent back.
 func cleanETag(v string) string {
-	return strings.Trim(strings.TrimPrefix(strings.TrimSpace(v), "W/"), `"`)
+	v = strings.Trim(strings.TrimPrefix(strings.TrimSpace(v), "W/"), `"`)
+	if len(v) > chunk.MaxETagBytes || strings.ContainsFunc(v, func(c rune) bool { return c == '"' || c < ' ' || c == 0x7f }) {
+		return ""
+	}
+	return v
 }
 
 // parseTime reads the dates that headers and listings hold; the zero time when

@@ -168,7 +168,7 @@ func parsePage(data []byte, req objstore.ListRequest) (objstore.Page, error) {
 	for _, c := range in.Contents {
 		key := decodeName(c.Key, encoded)
 		last = max(last, key)
-		if fresh(key) {
+		if fresh(key) && c.Size >= 0 && c.Size <= chunk.MaxObjectBytes {
 			page.Objects = append(page.Objects, objstore.Info{
 				Key: key, Size: c.Size, ETag: cleanETag(c.ETag), ModTime: parseTime(c.LastModified),
 			})

@@ -24,7 +24,7 @@ func (s *Store) Presign(ctx context.Context, key, etag string, ttl time.Duration
 	if ttl < time.Second || ttl > maxPresignTTL {
 		return "", wrap(invalid("must last between 1 s and %v, not %v", maxPresignTTL, ttl))
 	}
-	id, err := s.credentials(ctx)
+	id, err := s.id.get(ctx)
 	if err != nil {
 		return "", wrap(err)
 	}

@@ -6,7 +6,6 @@ import (
 	"net/url"
 	"regexp"
 	"strings"
-	"time"
 	"unicode/utf8"
 
 	"github.com/minio/minio-go/v7"
@@ -42,27 +41,15 @@ func (s *Store) ask(ctx context.Context, q query) *exchange {
 	}
 	for round := 1; ; round++ {
 		r := s.route.Load()
-		used, err := s.credentials(ctx)
+		used, err := s.id.get(ctx)
 		if err != nil {
 			return &exchange{err: err}
 		}
 		x := s.send(ctx, r, q, used)
-		if !x.failed() || round == maxRounds || ctx.Err() != nil || !s.adapt(r, q, x, used) {
+		if !x.failed() || round == maxRounds || ctx.Err() != nil || !s.adapt(ctx, r, x, used) {
 			return x
 		}
 	}
-}
-
-// credentials returns the identity of the next request.
-func (s *Store) credentials(ctx context.Context) (credentials.Value, error) {
-	if s.creds == nil {
-		return credentials.Value{SignerType: credentials.SignatureAnonymous}, nil
-	}
-	v, err := s.creds.GetWithContext(&credentials.CredContext{Client: s.http, Context: ctx})
-	if err != nil {
-		return v, transient(ctx, err)
-	}
-	return v, nil
 }
 
 // send makes a request once.
@@ -165,7 +152,7 @@ var regionName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{1,40}$`)
 // adapt changes what an answer shows to be wrong about the request, and reports
 // whether there is something to try again. r and used are what the request was
 // made with; when they were replaced meanwhile, that alone is worth a try.
-func (s *Store) adapt(r *route, q query, x *exchange, used credentials.Value) bool {
+func (s *Store) adapt(ctx context.Context, r *route, x *exchange, used credentials.Value) bool {
 	if x.err != nil {
 		return false
 	}
@@ -178,8 +165,8 @@ func (s *Store) adapt(r *route, q query, x *exchange, used credentials.Value) bo
 		return s.reroute(r, r.region, true)
 	case ref.region != "" && ref.region != r.region && ref.wantsRegion() && regionName.MatchString(ref.region):
 		return s.reroute(r, ref.region, r.virtual)
-	case ref.class() == objstore.ErrCredentials && s.creds != nil:
-		return s.renew(used)
+	case ref.class() == objstore.ErrCredentials:
+		return s.id.renew(ctx, used)
 	}
 	return false
 }
@@ -195,29 +182,4 @@ func (s *Store) reroute(r *route, region string, virtual bool) bool {
 			"region", region, "virtual_host", virtual)
 	}
 	return true
-}
-
-// renewEvery bounds how often refused credentials are fetched anew.
-const renewEvery = 5 * time.Second
-
-// renew gets fresh credentials after the server refused used, and reports
-// whether they differ. Of many requests that were refused at once, the first fetches.
-func (s *Store) renew(used credentials.Value) bool {
-	now, err := s.creds.GetWithContext(nil)
-	if err != nil || !same(now, used) {
-		return err == nil
-	}
-	last := s.renewed.Load()
-	at := time.Now().UnixNano()
-	if at-last < int64(renewEvery) || !s.renewed.CompareAndSwap(last, at) {
-		return false
-	}
-	s.creds.Expire()
-	now, err = s.creds.GetWithContext(nil)
-	return err == nil && !same(now, used)
-}
-
-// same reports whether two credentials are one identity.
-func same(a, b credentials.Value) bool {
-	return a.AccessKeyID == b.AccessKeyID && a.SecretAccessKey == b.SecretAccessKey && a.SessionToken == b.SessionToken
 }

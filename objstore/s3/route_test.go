@@ -185,6 +185,14 @@ func TestHeadExplainsRefusals(t *testing.T) {
 	if _, err := s.Head(t.Context(), "key"); !errors.Is(err, objstore.ErrCredentials) {
 		t.Errorf("%v", err)
 	}
+	// MinIO repeats the code in a header.
+	minio := serve(t, func(_ int, w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("X-Minio-Error-Code", "NoSuchBucket")
+		w.WriteHeader(404)
+	})
+	if _, err := newStore(t, s3.Config{Endpoint: minio.URL}).Head(t.Context(), "key"); !errors.Is(err, objstore.ErrNoBucket) {
+		t.Errorf("%v", err)
+	}
 	missing := serve(t, func(_ int, w http.ResponseWriter, _ *http.Request) { w.WriteHeader(404) })
 	if _, err := newStore(t, s3.Config{Endpoint: missing.URL}).Head(t.Context(), "key"); !errors.Is(err, objstore.ErrNotExist) {
 		t.Errorf("%v", err)

@@ -88,16 +88,15 @@ const (
 
 // Store reads one bucket. It is safe for concurrent use.
 type Store struct {
-	cfg   Config
-	base  *url.URL // of the endpoint; nil for AWS by region
-	tap   *tap
-	http  *http.Client
-	creds *credentials.Credentials // nil for anonymous requests
-	log   *slog.Logger
+	cfg  Config
+	base *url.URL // of the endpoint; nil for AWS by region
+	tap  *tap
+	http *http.Client
+	id   *identity
+	log  *slog.Logger
 
-	route   atomic.Pointer[route] // how the bucket is reached, as far as known
-	renewed atomic.Int64          // when refused credentials were last fetched anew, Unix nanoseconds
-	v1      atomic.Bool           // the server knows only the first version of listings
+	route atomic.Pointer[route] // how the bucket is reached, as far as known
+	v1    atomic.Bool           // the server knows only the first version of listings
 }
 
 // route is a way to the bucket. It is never changed.
@@ -127,7 +126,7 @@ func New(cfg Config) (*Store, error) {
 	}
 	s := &Store{cfg: cfg, base: base, tap: &tap{base: tr, stall: cfg.StallTimeout}, log: cfg.Logger}
 	s.http = &http.Client{Transport: s.tap, CheckRedirect: noRedirect}
-	if s.creds, err = newCredentials(cfg.Credentials, tr, cfg.Logger); err != nil {
+	if s.id, err = newIdentity(cfg.Credentials, tr, cfg.Logger); err != nil {
 		return nil, err
 	}
 	return s.start()
@@ -136,7 +135,7 @@ func New(cfg Config) (*Store, error) {
 // Bucket returns a store for another bucket of the same endpoint, which shares
 // connections and credentials with s.
 func (s *Store) Bucket(name string) (*Store, error) {
-	o := &Store{cfg: s.cfg, base: s.base, tap: s.tap, http: s.http, creds: s.creds, log: s.log}
+	o := &Store{cfg: s.cfg, base: s.base, tap: s.tap, http: s.http, id: s.id, log: s.log}
 	o.cfg.Bucket = name
 	if err := checkBucket(name); err != nil {
 		return nil, err
@@ -304,7 +303,7 @@ func (s *Store) newRoute(region string, virtual bool) (*route, error) {
 		lookup = minio.BucketLookupDNS
 	}
 	core, err := minio.NewCore(r.host, &minio.Options{
-		Creds:        s.creds,
+		Creds:        credentials.New(forCore{s.id}),
 		Secure:       r.scheme == "https",
 		Transport:    s.tap,
 		Region:       region,

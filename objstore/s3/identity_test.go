@@ -21,7 +21,7 @@ type issuer struct {
 	calls int
 }
 
-func (i *issuer) credentials() *credentials.Credentials {
+func (i *issuer) identity() *identity {
 	get := func(context.Context) (credentials.Value, error) {
 		i.calls++
 		if i.fail != nil {
@@ -33,7 +33,7 @@ func (i *issuer) credentials() *credentials.Credentials {
 		}
 		return v, nil
 	}
-	return credentials.New(&provider{sources: []place{{"test", get}}, log: slog.New(slog.DiscardHandler), now: time.Now})
+	return &identity{places: []place{{"test", get}}, log: slog.New(slog.DiscardHandler)}
 }
 
 // Keys are refreshed before they expire, and a source that fails meanwhile is
@@ -41,10 +41,10 @@ func (i *issuer) credentials() *credentials.Credentials {
 func TestKeysAreRefreshedBeforeTheyExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i := &issuer{ttl: time.Hour}
-		c := i.credentials()
+		c := i.identity()
 		var expires time.Time
 		for range 300 {
-			v, err := c.GetWithContext(nil)
+			v, err := c.get(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -58,18 +58,18 @@ func TestKeysAreRefreshedBeforeTheyExpire(t *testing.T) {
 		}
 		i.fail = errors.New("STS is down")
 		for time.Until(expires) > 10*time.Second {
-			if _, err := c.GetWithContext(nil); err != nil {
+			if _, err := c.get(t.Context()); err != nil {
 				t.Fatalf("%v before the keys expire: %v", time.Until(expires), err)
 			}
 			time.Sleep(time.Second)
 		}
 		time.Sleep(10 * time.Second)
-		if _, err := c.GetWithContext(nil); !errors.Is(err, objstore.ErrCredentials) {
+		if _, err := c.get(t.Context()); !errors.Is(err, objstore.ErrCredentials) {
 			t.Errorf("after they expired: %v", err)
 		}
 		i.fail = nil
 		time.Sleep(retryFailedAfter)
-		if _, err := c.GetWithContext(nil); err != nil {
+		if _, err := c.get(t.Context()); err != nil {
 			t.Errorf("the source is back: %v", err)
 		}
 	})
@@ -79,9 +79,9 @@ func TestKeysAreRefreshedBeforeTheyExpire(t *testing.T) {
 func TestLastingKeysAreReadAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i := &issuer{}
-		c := i.credentials()
+		c := i.identity()
 		for range 10 {
-			if _, err := c.GetWithContext(nil); err != nil {
+			if _, err := c.get(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(30 * time.Second)
@@ -96,9 +96,9 @@ func TestLastingKeysAreReadAgain(t *testing.T) {
 func TestFailuresAreRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i := &issuer{fail: errors.New("no answer")}
-		c := i.credentials()
+		c := i.identity()
 		for range 100 {
-			if _, err := c.GetWithContext(nil); !errors.Is(err, objstore.ErrCredentials) {
+			if _, err := c.get(t.Context()); !errors.Is(err, objstore.ErrCredentials) {
 				t.Fatal(err)
 			}
 			time.Sleep(100 * time.Millisecond)
@@ -110,12 +110,28 @@ func TestFailuresAreRemembered(t *testing.T) {
 		time.Sleep(retryFailedAfter)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := c.GetWithContext(&credentials.CredContext{Context: ctx}); !errors.Is(err, context.Canceled) {
+		if _, err := c.get(ctx); !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
-		i.fail = nil
-		if _, err := c.GetWithContext(nil); err != nil {
-			t.Error(err)
+	})
+}
+
+// A source that does not answer holds up nobody whose context ends.
+func TestWaitingForKeysEndsWithTheContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		get := func(context.Context) (credentials.Value, error) {
+			time.Sleep(10 * time.Second)
+			return credentials.Value{AccessKeyID: "K", SecretAccessKey: "s"}, nil
+		}
+		c := &identity{places: []place{{"slow", get}}, log: slog.New(slog.DiscardHandler)}
+		start := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := c.get(ctx); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != time.Second {
+			t.Errorf("%v after %v", err, time.Since(start))
+		}
+		if v, err := c.get(t.Context()); err != nil || v.AccessKeyID != "K" || time.Since(start) != 10*time.Second {
+			t.Errorf("%+v, %v after %v: the search that was under way should serve", v, err, time.Since(start))
 		}
 	})
 }
