@@ -257,6 +257,16 @@ func TestListen(t *testing.T) {
 	if _, err := Dial(t.Context(), socket); !errors.Is(err, ErrNoNode) {
 		t.Errorf("dial nothing: got %v", err)
 	}
+	taken := filepath.Join(t.TempDir(), "control.sock")
+	if err := os.MkdirAll(filepath.Join(taken, "directory"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := Listen(taken); err == nil {
+		_ = l.Close()
+		t.Error("where a directory has the name: no error")
+	} else if left, _ := os.ReadDir(filepath.Dir(taken)); len(left) != 1 {
+		t.Errorf("where a directory has the name: left behind %v", left)
+	}
 	if _, err := Listen("/proc/none/control.sock"); err == nil || !errors.Is(err, syscall.ENOENT) {
 		t.Errorf("where nothing can be made: got %v", err)
 	}

@@ -41,7 +41,8 @@ func bind(socket string) (*net.UnixListener, error) {
 		return nil, unwrapPath(err)
 	}
 	l.SetUnlinkOnClose(false) // the name changes
-	if err := os.Chmod(temp, 0o600); err == nil {
+	err = os.Chmod(temp, 0o600)
+	if err == nil {
 		err = os.Rename(temp, socket)
 	}
 	if err != nil {
