@@ -57,6 +57,15 @@ var awkward = map[string]string{
 	"deep/er/and/deeper/file.txt": "deep/er/and/deeper/file.txt",
 }
 
+// SEMANTICS N1: Keys become paths by `/`; what can be a path is readable byte for byte under its own
+// name.
+//
+// SEMANTICS N2: A key that cannot be a path (an empty part, `.`, `..`, a NUL byte, a part over 255
+// bytes, `a` beside `a/b`) is left out, counted, and named in `shardwell status`; nothing else
+// suffers.
+//
+// SEMANTICS N3: Look-up and listing agree: every name that a directory lists can be opened, and a name
+// that it does not list cannot.
 func TestAwkwardKeys(t *testing.T) {
 	o := newOrigin()
 	o.pageSize = 3 // `red` and `red/` come in different pages
@@ -125,6 +134,7 @@ func checkFiles(t *testing.T, m *testMount, want map[string][]byte) {
 	}
 }
 
+// SEMANTICS N4: The mount is read-only: whatever would change it gets EROFS.
 func TestReadOnly(t *testing.T) {
 	o := newOrigin()
 	o.put("d/f", []byte("x"))
@@ -184,6 +194,8 @@ func dirents(fd, n int, f func(name string, off int64, ino uint64)) error {
 	}
 }
 
+// SEMANTICS N5: Every caller sees the same listing of a directory in the same order, and a directory
+// read in small steps misses no name and repeats none.
 func TestSmallSteps(t *testing.T) {
 	o := newOrigin()
 	o.pageSize = 7

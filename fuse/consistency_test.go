@@ -24,6 +24,18 @@ func content(t *testing.T, path string) string {
 
 // An object that is overwritten under an open handle: the handle gets ESTALE, never
 // new bytes; a new open gets the new version.
+//
+// SEMANTICS B1: A handle reads one version of an object: the version that was current when it was
+// opened.
+//
+// SEMANTICS B2: When an object is overwritten or deleted under an open handle, a read returns the old
+// bytes where they are still held, else ESTALE; never a mix of versions, never zeros, never a short
+// read before the end.
+//
+// SEMANTICS F1: With `ttl=60s` (the default; any duration) an open sees a version that was current at
+// most that long ago.
+//
+// SEMANTICS F2: With `open`, an open sees a version that was current after the call began.
 func TestOverwrittenWhileOpen(t *testing.T) {
 	for mode, c := range map[string]Consistency{"open": {Mode: ModeOpen}, "ttl": {TTL: time.Millisecond}} {
 		t.Run(mode, func(t *testing.T) {
@@ -116,6 +128,9 @@ func TestFileBecomesDirectory(t *testing.T) {
 }
 
 // Within the TTL, listed names are opened and looked at without a request.
+//
+// SEMANTICS F1: With `ttl=60s` (the default; any duration) an open sees a version that was current at
+// most that long ago.
 func TestNoRequestsWithinTTL(t *testing.T) {
 	o := newOrigin()
 	const count = 2000
@@ -147,6 +162,26 @@ func TestNoRequestsWithinTTL(t *testing.T) {
 	names(t, m.path("shards"))
 	if n := o.requests() - before; n != 0 {
 		t.Errorf("%d requests for opens, stats, names that are not there and a second listing", n)
+	}
+}
+
+// SEMANTICS F3: With `immutable`, a name is asked for once and never again.
+func TestImmutable(t *testing.T) {
+	o := newOrigin()
+	o.put("d/f", []byte("one"))
+	m := mount(t, o, func(c *Config) { c.Consistency.Mode = ModeImmutable })
+	if got := content(t, m.path("d/f")); got != "one" {
+		t.Error(got)
+	}
+	before := o.requests()
+	m.dropEntries(t.Context(), "")
+	for range 3 {
+		if got := content(t, m.path("d/f")); got != "one" {
+			t.Error(got)
+		}
+	}
+	if n := o.requests() - before; n != 0 {
+		t.Errorf("%d requests", n)
 	}
 }
 
@@ -273,6 +308,8 @@ func TestRelisting(t *testing.T) {
 	}
 }
 
+// SEMANTICS E1: Not found is ENOENT at open; denied is EACCES; changed or deleted under an open handle
+// is ESTALE; everything transient is retried inside a budget (60 s by default) and then EIO.
 func TestErrors(t *testing.T) {
 	o := newOrigin()
 	o.put("d/f", []byte("x"))

@@ -94,7 +94,7 @@ func errnoOf(b []byte) syscall.Errno {
 // reply sends one reply. That the request is gone (ENOENT) or the connection is no
 // more is no concern of whoever answers.
 func (s *Session) reply(b []byte) {
-	for {
+	for !s.leaving.Load() {
 		_, err := syscall.Write(s.dev, b)
 		if err == syscall.EINTR {
 			continue

@@ -41,6 +41,9 @@ func until(t testing.TB, what string, ok func() bool) {
 
 // 256 reads that wait for an origin that does not answer hold up neither a stat nor
 // a read of what is here, and no buffer.
+//
+// SEMANTICS O4: An origin that does not answer costs the readers of what is not cached; what is cached
+// reads on, and stat and local reads stay fast.
 func TestStuckReads(t *testing.T) {
 	o := newOrigin()
 	const count = 256
@@ -109,6 +112,9 @@ func TestStuckReads(t *testing.T) {
 }
 
 // A reader that is interrupted gets away from an origin that does not answer.
+//
+// SEMANTICS I1: A reader that is interrupted (a signal, Ctrl-C) returns promptly, whatever the origin
+// does.
 func TestInterrupt(t *testing.T) {
 	o := newOrigin()
 	o.putSized("stuck", 1<<20)
