@@ -343,7 +343,7 @@ func (c *call) deliver(ctx context.Context, b chunk.Block, span chunk.Span, from
 	o.c.stats.FetchedBytes[from].Add(int64(len(b.Data)))
 	stored := o.store(b)
 	c.fl.mu.Lock()
-	borrowed := c.fl.land(b, from, stored)
+	borrowed := c.fl.land(c, b, from, stored)
 	c.fl.mu.Unlock()
 	if borrowed != nil {
 		<-borrowed.done // b.Data is lent to us until we return, and to them until they are done

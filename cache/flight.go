@@ -177,16 +177,17 @@ func (fl *flight) extended(end uint32, w *waiter) uint32 {
 	return end
 }
 
-// land hands out a block that call c brought. It returns a page of borrowed data
+// land hands out a block that a call brought. It returns a page of borrowed data
 // on which the caller must wait, if there is one. Callers hold mu.
-func (fl *flight) land(b chunk.Block, from Source, stored bool) *page {
+func (fl *flight) land(by *call, b chunk.Block, from Source, stored bool) *page {
 	i := b.Index - fl.span.First
 	for _, c := range fl.calls {
-		if c.left.has(i) {
-			c.left.remove(i)
-			if c.left.empty() {
-				c.stop(errServed)
-			}
+		if !c.left.has(i) {
+			continue
+		}
+		c.left.remove(i)
+		if c != by && c.left.empty() { // by ends by itself, and its connection lives on
+			c.stop(errServed)
 		}
 	}
 	var kept, borrowed *page

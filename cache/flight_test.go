@@ -473,3 +473,26 @@ func TestCloseEndsThoseWhoWait(t *testing.T) {
 		r.shut(t)
 	})
 }
+
+// The upstream's context lives until it returns, last block or not: a cancelled
+// one would cost the connection.
+func TestFetchIsNotCancelledByItsOwnLastBlock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var data []byte
+		r := newRig(t, 8, func(c *Config) {
+			c.Origin = fetcherFunc(func(ctx context.Context, req chunk.Request, d chunk.Deliver) error {
+				err := slowly(data, time.Second)(ctx, req, d)
+				if ctx.Err() != nil {
+					t.Error("cancelled by its last block")
+				}
+				return err
+			})
+		})
+		defer r.shut(t)
+		var obj chunk.Object
+		obj, data = r.put("k", 512<<10)
+		f := r.open(t, obj)
+		defer f.Close()
+		wantRead(t, f, data, 0, len(data))
+	})
+}
