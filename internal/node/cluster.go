@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -35,14 +35,15 @@ type cluster struct {
 
 	directory peer.Directory   // of members that can be asked
 	changed   func(owners int) // told after each change of the ring
-	asked     atomic.Bool      // the seeds have been asked
+	asked     chan struct{}    // closed when the seeds have been asked
+	askOnce   sync.Once
 }
 
 // openCluster opens the ports of n and joins nobody yet. openServer completes it.
 func openCluster(n *Node) (_ *cluster, err error) {
 	cfg := n.cfg
 	c := &cluster{log: n.log, self: n.id, ring: newPlacement(n.id, n.geometry, int64(cfg.PlaceWhole), time.Duration(cfg.RestartGrace)),
-		changed: n.origins.setMembers}
+		changed: n.origins.setMembers, asked: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			c.Close()
@@ -67,7 +68,7 @@ func openCluster(n *Node) (_ *cluster, err error) {
 	mc.PeerPort = c.listen.Addr().(*net.TCPAddr).Port
 	mc.OnChange = func(all []member.Member) { // the first time when the seeds have been asked
 		c.change(all)
-		c.asked.Store(true)
+		c.askOnce.Do(func() { close(c.asked) })
 	}
 	if c.group, err = member.New(mc); err != nil {
 		return nil, err
@@ -168,9 +169,9 @@ func (c *cluster) change(all []member.Member) {
 	c.log.Info("ring changed", "members", len(all))
 }
 
-// joined reports whether the cluster was looked for, so that this node does not
-// take itself for alone while it is not.
-func (c *cluster) joined() bool { return c.asked.Load() }
+// joined is closed when the cluster was looked for: before, this node takes itself for
+// alone, and would ask the origin for what others own.
+func (c *cluster) joined() <-chan struct{} { return c.asked }
 
 // addr returns where peers reach this node.
 func (c *cluster) addr() string { return c.listen.Addr().String() }

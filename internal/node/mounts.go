@@ -120,10 +120,12 @@ func (m *mounts) all() []*mount {
 
 // Mount implements control.Node.
 func (n *Node) Mount(ctx context.Context, req control.MountRequest) (control.MountReply, error) {
-	select {
-	case <-n.mounts.begun:
-	case <-ctx.Done():
-		return control.MountReply{}, ctx.Err()
+	for _, done := range []<-chan struct{}{n.mounts.begun, n.cluster.joined()} {
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return control.MountReply{}, ctx.Err()
+		}
 	}
 	want, err := n.plan(req)
 	if err != nil {

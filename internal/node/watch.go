@@ -68,10 +68,12 @@ func (w *watch) Close() {
 
 // ready reports whether mounts can be made and the cluster was looked for.
 func (n *Node) ready() bool {
-	select {
-	case <-n.mounts.begun:
-		return n.cluster.joined()
-	default:
-		return false
+	for _, done := range []<-chan struct{}{n.mounts.begun, n.cluster.joined()} {
+		select {
+		case <-done:
+		default:
+			return false
+		}
 	}
+	return true
 }
