@@ -4,8 +4,6 @@ import (
 	"context"
 	"net/http"
 	"net/url"
-	"regexp"
-	"strings"
 	"unicode/utf8"
 
 	"github.com/minio/minio-go/v7"
@@ -54,7 +52,7 @@ func (s *Store) ask(ctx context.Context, q query) *exchange {
 
 // send makes a request once.
 func (s *Store) send(ctx context.Context, r *route, q query, id credentials.Value) *exchange {
-	if q.key == "" || s3utils.CheckValidObjectName(q.key) != nil {
+	if r.core == nil || q.key == "" || s3utils.CheckValidObjectName(q.key) != nil {
 		return s.direct(ctx, r, q, id)
 	}
 	x := new(exchange)
@@ -118,19 +116,6 @@ func (s *Store) direct(ctx context.Context, r *route, q query, id credentials.Va
 // emptySHA256 is the hash of an empty body.
 const emptySHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
-// url returns the address of a key. The path is written out, not joined, so
-// that nothing cleans "a//b" or "..".
-func (r *route) url(bucket, key string, params url.Values) *url.URL {
-	u := &url.URL{Scheme: r.scheme, Host: r.host, Path: "/" + key, RawPath: "/" + s3utils.EncodePath(key)}
-	if r.virtual {
-		u.Host = bucket + "." + r.host
-	} else {
-		u.Path, u.RawPath = "/"+bucket+u.Path, "/"+bucket+u.RawPath
-	}
-	u.RawQuery = strings.ReplaceAll(params.Encode(), "+", "%20")
-	return u
-}
-
 // checkKey refuses keys that cannot be asked for: signatures and XML are defined
 // over UTF-8, and minio-go's signer would sign another key.
 func checkKey(key string) error {
@@ -144,10 +129,6 @@ func checkKey(key string) error {
 	}
 	return nil
 }
-
-// regionName is what we accept as a region from a server, since it may become
-// part of a host name.
-var regionName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{1,40}$`)
 
 // adapt changes what an answer shows to be wrong about the request, and reports
 // whether there is something to try again. r and used are what the request was
@@ -169,17 +150,4 @@ func (s *Store) adapt(ctx context.Context, r *route, x *exchange, used credentia
 		return s.id.renew(ctx, used)
 	}
 	return false
-}
-
-// reroute replaces the route r.
-func (s *Store) reroute(r *route, region string, virtual bool) bool {
-	next, err := s.newRoute(region, virtual)
-	if err != nil {
-		return false
-	}
-	if s.route.CompareAndSwap(r, next) {
-		s.log.Info("s3: the server wants another address", "bucket", s.cfg.Bucket, "host", next.host,
-			"region", region, "virtual_host", virtual)
-	}
-	return true
 }

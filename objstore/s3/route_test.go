@@ -73,6 +73,30 @@ func TestAddressing(t *testing.T) {
 	}
 }
 
+// AWS is found by its region, also where minio-go has never heard of that.
+func TestRegionChoosesTheHost(t *testing.T) {
+	for _, c := range []struct{ endpoint, region, host string }{
+		{"", "", "data.s3.us-east-1.amazonaws.com:443"},
+		{"", "eu-central-1", "data.s3.eu-central-1.amazonaws.com:443"},
+		{"", "cn-north-1", "data.s3.cn-north-1.amazonaws.com.cn:443"},
+		{"", "xx-brandnew-7", "data.s3.xx-brandnew-7.amazonaws.com:443"},
+		{"https://s3.amazonaws.com", "eu-west-3", "data.s3.eu-west-3.amazonaws.com:443"},
+		{"https://s3.xx-brandnew-7.amazonaws.com", "", "data.s3.xx-brandnew-7.amazonaws.com:443"},
+		{"https://s3-fips.us-east-2.amazonaws.com", "", "data.s3-fips.us-east-2.amazonaws.com:443"},
+		{"https://s3.dualstack.us-east-2.amazonaws.com", "", ""},
+	} {
+		f := serve(t, func(_ int, w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) })
+		s := newStore(t, s3.Config{Endpoint: c.endpoint, Region: c.region, Proxy: f.URL})
+		_, _ = s.Head(t.Context(), "key")                  // both end at the proxy;
+		_, _ = s.List(t.Context(), objstore.ListRequest{}) // where they were bound for counts
+		for _, r := range f.requests() {
+			if r.Method != http.MethodConnect || (c.host != "" && r.Host != c.host) || r.Host != f.requests()[0].Host {
+				t.Errorf("%+v: %s %s", c, r.Method, r.Host)
+			}
+		}
+	}
+}
+
 // Without a region in the configuration the server's word is taken, by its code
 // or, on a HEAD, by its header.
 func TestRegionIsLearned(t *testing.T) {

@@ -13,7 +13,8 @@
 // StatObject, over a transport of ours ([tap]) that keeps what the server said,
 // because minio-go drops Retry-After and turns transport errors into text.
 // Requests of our own (request.go) are listings, because Core's take no context
-// and decode names too early, and keys that minio-go refuses. What we know
+// and decode names too early, keys that minio-go refuses, and regions of AWS
+// that it does not know. What we know
 // of minio-go 7.4: with MaxRetries 1 it still sleeps up to 200 ms after a
 // failure that it would repeat; without a region it asks for the bucket's
 // location; its credential chain turns every failure into anonymous access and
@@ -31,8 +32,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/minio/minio-go/v7"
-	"github.com/minio/minio-go/v7/pkg/credentials"
 	"github.com/minio/minio-go/v7/pkg/s3utils"
 
 	"github.com/shardwell/shardwell/objstore"
@@ -97,15 +96,6 @@ type Store struct {
 
 	route atomic.Pointer[route] // how the bucket is reached, as far as known
 	v1    atomic.Bool           // the server knows only the first version of listings
-}
-
-// route is a way to the bucket. It is never changed.
-type route struct {
-	core    *minio.Core
-	scheme  string
-	host    string // of the endpoint, without the bucket
-	region  string
-	virtual bool
 }
 
 var (
@@ -240,98 +230,6 @@ func checkBucket(name string) error {
 // invalid returns an error about the configuration or a request of ours.
 func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: %w", objstore.ErrInvalid, fmt.Errorf(format, args...))
-}
-
-// start sets the first route.
-func (s *Store) start() (*Store, error) {
-	region := s.cfg.Region
-	if region == "" && s.base != nil {
-		region = s3utils.GetRegionFromURL(*s.base)
-	}
-	if region == "" {
-		region = regionFromEnv()
-	}
-	r, err := s.newRoute(region, s.virtualAtFirst())
-	if err != nil {
-		return nil, err
-	}
-	s.route.Store(r)
-	return s, nil
-}
-
-// virtualHostSuffixes are endpoints that demand or prefer the bucket in the host
-// name, besides those that minio-go knows (AWS, Google, OSS): Huawei OBS, Tencent
-// COS, Volcengine TOS, and OSS by other names.
-var virtualHostSuffixes = [...]string{".myhuaweicloud.com", ".myqcloud.com", ".volces.com", ".aliyuncs.com"}
-
-// virtualAtFirst chooses the addressing before the server was heard.
-func (s *Store) virtualAtFirst() bool {
-	switch {
-	case s.cfg.Addressing != AddressAuto:
-		return s.cfg.Addressing == AddressVirtual
-	case s.base == nil:
-		return !strings.Contains(s.cfg.Bucket, ".") // the certificate covers one label
-	case s.base.Scheme == "https" && strings.Contains(s.cfg.Bucket, "."):
-		return false
-	case s3utils.IsVirtualHostSupported(*s.base, s.cfg.Bucket):
-		return true
-	}
-	for _, suffix := range virtualHostSuffixes {
-		if strings.HasSuffix(s.base.Hostname(), suffix) {
-			return true
-		}
-	}
-	return false
-}
-
-// newRoute makes a route. For AWS the region chooses the host.
-func (s *Store) newRoute(region string, virtual bool) (*route, error) {
-	if region == "" {
-		region = defaultRegion
-	}
-	r := &route{scheme: "https", region: region, virtual: virtual}
-	if s.base == nil || isPlainAWS(s.base.Hostname()) {
-		r.host = "s3." + region + ".amazonaws.com"
-		if strings.HasPrefix(region, "cn-") {
-			r.host += ".cn"
-		}
-	} else {
-		r.scheme, r.host = s.base.Scheme, s.base.Host
-	}
-	lookup := minio.BucketLookupPath
-	if virtual {
-		lookup = minio.BucketLookupDNS
-	}
-	core, err := minio.NewCore(r.host, &minio.Options{
-		Creds:        credentials.New(forCore{s.id}),
-		Secure:       r.scheme == "https",
-		Transport:    s.tap,
-		Region:       region,
-		BucketLookup: lookup,
-		MaxRetries:   1,
-	})
-	if err != nil {
-		return nil, invalid("endpoint %q: %v", r.host, err)
-	}
-	core.SetS3EnableDualstack(false)
-	core.SetAppInfo("shardwell", "1")
-	r.core = core
-	return r, nil
-}
-
-// isPlainAWS reports whether a host is one of the names that stand for S3 in a
-// region, so that the region may choose another; FIPS, dual-stack, private links
-// and accelerated names are kept as they are.
-func isPlainAWS(host string) bool {
-	rest, ok := strings.CutSuffix(host, ".amazonaws.com")
-	if !ok {
-		rest, ok = strings.CutSuffix(host, ".amazonaws.com.cn")
-	}
-	if !ok {
-		return false
-	}
-	region, ok := strings.CutPrefix(rest, "s3.")
-	return rest == "s3" || (ok && !strings.Contains(region, "."))
 }
 
 func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
