@@ -249,8 +249,8 @@ func TestForget(t *testing.T) {
 					t.Fatal(err)
 				}
 			} else {
-				m.dirs.of(m.store.Known(1 << 32)).forget()
-				m.dirs.of(m.store.Root()).forget()
+				m.dirs.of(m.store.Known(1 << 32)).forget("")
+				m.dirs.of(m.store.Root()).forget("")
 				m.dropEntries(t.Context(), "d/")
 			}
 			if got := content(t, m.path("d/f")); got != "two!" {
@@ -328,6 +328,7 @@ func TestErrors(t *testing.T) {
 		{fmt.Errorf("head: %w", objstore.ErrCredentials), syscall.EACCES},
 		{fmt.Errorf("head: %w", objstore.ErrThrottled), syscall.EIO},
 		{io.ErrUnexpectedEOF, syscall.EIO},
+		{fmt.Errorf("dial: %w", syscall.ECONNREFUSED), syscall.EIO},
 		{fmt.Errorf("head: %w", objstore.ErrNoBucket), syscall.ENOENT},
 	} {
 		set(c.err)

@@ -19,7 +19,6 @@ const (
 
 // toErrno translates an error to what the kernel is told: the only place that does.
 func toErrno(err error, at where) syscall.Errno {
-	var errno syscall.Errno
 	switch {
 	case err == nil, errors.Is(err, io.EOF):
 		return 0
@@ -39,7 +38,8 @@ func toErrno(err error, at where) syscall.Errno {
 		return syscall.ENOENT // a name that the origin cannot have
 	case errors.Is(err, context.Canceled):
 		return syscall.EINTR
-	case errors.As(err, &errno) && at == atLookup && errno != 0:
+	}
+	if errno, ok := err.(syscall.Errno); ok { // our own word, not one from a network
 		return errno
 	}
 	return syscall.EIO

@@ -1,6 +1,7 @@
 package fuse
 
 import (
+	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -29,8 +30,11 @@ func (f *rawFS) Lookup(_ <-chan struct{}, h *gofuse.InHeader, name string, out *
 	if !ok {
 		return gofuse.ENOENT
 	}
-	a, err := s.lookup(s.inflight.context(h.Unique), d, name)
-	if err != nil {
+	r := s.inflight.get(h.Unique)
+	var a found
+	if r.answer != nil {
+		a = *r.answer
+	} else if a, err = s.lookup(r.ctx, d, name); err != nil {
 		return s.fail(err, "look up", d.Prefix+name)
 	}
 	if a.absent {
@@ -44,14 +48,20 @@ func (f *rawFS) Lookup(_ <-chan struct{}, h *gofuse.InHeader, name string, out *
 	return gofuse.OK
 }
 
-// knowsAnswer reports whether a LOOKUP can be answered without waiting.
-func (s *Session) knowsAnswer(parent uint64, req []byte) bool {
+// knowsAnswer returns the answer to a LOOKUP when that takes no waiting. A page of the
+// listing that cannot be read is found out by whoever answers.
+func (s *Session) knowsAnswer(parent uint64, req []byte) (f found, ok bool) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if recover() != nil {
+			ok = false
+		}
+	}()
 	d := s.store.Known(parent)
 	if d == nil {
-		return false
+		return found{}, false
 	}
-	_, ok := s.known(d, nameOf(req), time.Now())
-	return ok
+	return s.known(d, nameOf(req), time.Now())
 }
 
 // kernelTime bounds how long the kernel keeps an answer.

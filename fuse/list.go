@@ -57,6 +57,7 @@ type listing struct {
 	listed int       // names so far
 	wanted uint32    // index up to which somebody has read
 	asleep int       // readers that wait for the next page
+	void   bool      // its pages may be older than a Forget
 	turned chan struct{}
 	want   chan struct{} // wanted or asleep has grown
 	err    error
@@ -71,12 +72,16 @@ func (dir *directory) completeSince() time.Time {
 	return dir.since
 }
 
-// forget makes the directory count as never listed.
-func (dir *directory) forget() {
+// forget makes the directory count as never listed, and what is known of its names
+// that begin with prefix as never verified.
+func (dir *directory) forget(prefix string) {
 	dir.mu.Lock()
 	defer dir.mu.Unlock()
 	dir.since = time.Time{}
-	dir.snap.Distrust()
+	if dir.listing != nil {
+		dir.listing.void = true
+	}
+	dir.snap.Distrust(prefix)
 }
 
 // verdict on an entry in the middle of a listing.
@@ -121,44 +126,67 @@ func (dir *directory) judge(index uint32) (uint32, verdict) {
 // await waits until the first entry at or behind index can be shown or there are no
 // more. At index 0 it begins a new listing when the last one is too old.
 func (s *Session) await(ctx context.Context, dir *directory, index uint32) error {
-	dir.mu.Lock()
-	stale := dir.since.IsZero() || index == 0 && left(dir.since, s.maxAge(), time.Now()) < 0
-	if dir.listing == nil && stale {
-		s.startListing(dir)
-	}
-	for {
-		l := dir.listing
-		if l == nil {
-			dir.mu.Unlock()
+	l := s.listingFor(dir, index)
+	for l != nil {
+		turned, ready := dir.doze(l, &index)
+		if ready {
 			return nil
 		}
-		for ; index < dir.snap.Len(); index++ {
-			if _, v := dir.judge(index); v != hide {
-				if v == unsure {
-					break
-				}
-				l.reach(index)
-				dir.mu.Unlock()
-				return nil
-			}
-		}
-		turned := l.turned
-		l.asleep++
-		l.reach(index)
-		dir.mu.Unlock()
 		var err error
 		select {
 		case <-turned:
 		case <-ctx.Done():
 			err = ctx.Err()
 		}
-		dir.mu.Lock()
-		l.asleep--
-		if err = errors.Join(err, l.err); err != nil {
-			dir.mu.Unlock()
+		ended, failed := dir.wake(l)
+		if err = errors.Join(err, failed); err != nil {
 			return err
 		}
+		if ended {
+			return nil
+		}
 	}
+	return nil
+}
+
+// listingFor returns the listing under way, which it starts if a reader at index
+// needs one; nil when what is known will do.
+func (s *Session) listingFor(dir *directory, index uint32) *listing {
+	dir.mu.Lock()
+	defer dir.mu.Unlock()
+	stale := dir.since.IsZero() || index == 0 && left(dir.since, s.maxAge(), time.Now()) < 0
+	if dir.listing == nil && stale {
+		s.startListing(dir)
+	}
+	return dir.listing
+}
+
+// doze moves *index on to the first entry that is not hidden. ready says that it can be
+// shown; else the reader counts as asleep until wake, and turned is closed when
+// there is news.
+func (dir *directory) doze(l *listing, index *uint32) (turned chan struct{}, ready bool) {
+	dir.mu.Lock()
+	defer dir.mu.Unlock()
+	for ; *index < dir.snap.Len(); *index++ {
+		_, v := dir.judge(*index)
+		if v == show {
+			l.reach(*index)
+			return nil, true
+		}
+		if v == unsure {
+			break
+		}
+	}
+	l.asleep++
+	l.reach(*index)
+	return l.turned, false
+}
+
+func (dir *directory) wake(l *listing) (ended bool, err error) {
+	dir.mu.Lock()
+	defer dir.mu.Unlock()
+	l.asleep--
+	return dir.listing != l, l.err
 }
 
 // reach tells the listing how far it is read; directory.mu is held.
@@ -284,7 +312,9 @@ func (s *Session) complete(dir *directory, l *listing, before uint32) error {
 			return err
 		}
 	}
-	dir.since = l.oldest
+	if !l.void {
+		dir.since = l.oldest
+	}
 	return nil
 }
 

@@ -38,6 +38,7 @@ type request struct {
 	cancel context.CancelFunc
 	bytes  []byte
 	began  time.Time
+	answer *found // of a LOOKUP that the reading thread serves itself
 }
 
 func (f *inflight) add(key uint64, r *request) {
@@ -52,20 +53,24 @@ func (f *inflight) remove(key uint64) {
 	delete(f.all, key)
 }
 
-func (f *inflight) context(unique uint64) context.Context {
+// get returns a request; one that is served by the reading thread, and waits for
+// nothing, may not be there.
+func (f *inflight) get(unique uint64) *request {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if r := f.all[unique&^uniqueResent]; r != nil {
-		return r.ctx
+		return r
 	}
-	return context.Background() // served by the reading thread, waits for nothing
+	return &request{ctx: context.Background()}
 }
+
+func (f *inflight) context(unique uint64) context.Context { return f.get(unique).ctx }
 
 // interrupt ends the context of a request. One that is not there was answered.
 func (f *inflight) interrupt(unique uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if r := f.all[unique&^uniqueResent]; r != nil {
+	if r := f.all[unique&^uniqueResent]; r != nil && r.cancel != nil {
 		r.cancel()
 	}
 }
@@ -141,11 +146,19 @@ func (s *Session) dispatch(ctx context.Context, req []byte) bool {
 		s.serveAtOnce(req)
 		return true
 	case opLookup:
-		if s.knowsAnswer(h.NodeId, req) {
+		if answer, ok := s.knowsAnswer(h.NodeId, req); ok {
+			s.inflight.add(h.Unique&^uniqueResent, &request{ctx: ctx, answer: &answer})
 			s.serveAtOnce(req)
+			s.inflight.remove(h.Unique &^ uniqueResent)
 			return true
 		}
 	}
+	return s.start(ctx, req)
+}
+
+// start serves a request in a goroutine of its own. False says that the session ends.
+func (s *Session) start(ctx context.Context, req []byte) bool {
+	h := headerOf(req)
 	select {
 	case s.slots <- struct{}{}:
 	case <-ctx.Done():

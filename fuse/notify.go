@@ -24,8 +24,11 @@ type notice struct {
 // kernel was told, or the session or ctx ends. Open files go on.
 func (s *Session) Forget(ctx context.Context, prefix string) error {
 	s.store.Dirs(func(d *snapshot.Dir) bool {
-		if strings.HasPrefix(d.Prefix, prefix) || strings.HasPrefix(prefix, d.Prefix) {
-			s.dirs.of(d).forget()
+		if strings.HasPrefix(d.Prefix, prefix) {
+			s.dirs.of(d).forget("")
+		} else if rest, ok := strings.CutPrefix(prefix, d.Prefix); ok {
+			name, _, _ := strings.Cut(rest, "/") // the one on the way down, or the beginning of some
+			s.dirs.of(d).forget(name)
 		}
 		return true
 	})

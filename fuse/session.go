@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io/fs"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -81,11 +83,14 @@ func New(cfg Config) (*Session, error) {
 	s.opens.init()
 	s.dirs.all = make(map[*snapshot.Dir]*directory)
 	var err error
+	onLost := func(err error) {
+		s.log.Warn("file system: names are kept in memory only", "error", err)
+	}
 	request, reply := s.state.Init()
 	if request != nil {
-		s.store, err = snapshot.Open(cfg.StateDir, cfg.identity(), time.Now())
+		s.store, err = snapshot.Open(cfg.StateDir, cfg.identity(), time.Now(), onLost)
 	} else {
-		s.store, err = snapshot.Create(cfg.StateDir, cfg.identity(), tree.DirPrefix(cfg.Prefix), time.Now())
+		s.store, err = snapshot.Create(cfg.StateDir, cfg.identity(), tree.DirPrefix(cfg.Prefix), time.Now(), onLost)
 	}
 	if err != nil {
 		return nil, err
@@ -300,23 +305,31 @@ func (s *Session) SkippedKeys() []SkippedKey { return s.skipped.list() }
 // skippedKeys remembers the first keys that were left out, each once.
 type skippedKeys struct {
 	mu    sync.Mutex
-	seen  map[string]struct{}
+	seen  map[uint64]struct{} // hashes; at most maxSkippedSeen
 	named []SkippedKey
 }
 
+// maxSkippedSeen bounds what keeps a key from being counted at each listing.
+const maxSkippedSeen = 1 << 20
+
+var skipSeed = maphash.MakeSeed()
+
 // add reports whether the key was not known yet, as far as that is remembered.
 func (k *skippedKeys) add(skip tree.Skip) bool {
+	sum := maphash.String(skipSeed, skip.Key)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if _, ok := k.seen[skip.Key]; ok {
+	if _, ok := k.seen[sum]; ok {
 		return false
 	}
+	if k.seen == nil {
+		k.seen = make(map[uint64]struct{})
+	}
+	if len(k.seen) < maxSkippedSeen {
+		k.seen[sum] = struct{}{}
+	}
 	if len(k.named) < MaxSkippedKeysNamed {
-		if k.seen == nil {
-			k.seen = make(map[string]struct{})
-		}
-		k.seen[skip.Key] = struct{}{}
-		k.named = append(k.named, SkippedKey{Key: skip.Key, Reason: skip.Reason.String()})
+		k.named = append(k.named, SkippedKey{Key: strings.Clone(skip.Key), Reason: skip.Reason.String()})
 	}
 	return true
 }

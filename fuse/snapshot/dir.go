@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"hash/maphash"
+	"strings"
 	"sync"
 	"time"
 
@@ -225,11 +226,19 @@ func (d *Dir) Verified(index uint32) time.Time {
 	return d.store.epoch.Add(time.Duration(v-1) * tick)
 }
 
-// Distrust makes every record count as never verified.
-func (d *Dir) Distrust() {
+// Distrust makes the records of names that begin with prefix count as never verified.
+func (d *Dir) Distrust(prefix string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	clear(d.verified)
+	if prefix == "" {
+		clear(d.verified)
+		return
+	}
+	for i, off := range d.offsets {
+		if strings.HasPrefix(string(d.store.view(off, false).Name), prefix) {
+			d.verified[i] = 0
+		}
+	}
 }
 
 func (s *Store) ticks(at time.Time) uint32 {

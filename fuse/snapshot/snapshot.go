@@ -11,8 +11,10 @@
 // All directories share one file, names.log: records of a mount's directories in
 // the order in which they were learnt. A changed entry is a new record, a vanished
 // one a record that says so; nothing is ever overwritten. Opening reads the file
-// once (some 100 ms for a million names). Pages of a file that cannot be read
-// any more raise a memory fault: callers run under debug.SetPanicOnFault.
+// once (some 100 ms for a million names). When the disk takes no more, the log goes
+// on in memory: names cost hits then, never errors, and a successor does not find
+// the newest. Pages of a file that cannot be read any more raise a memory
+// fault: callers run under debug.SetPanicOnFault.
 package snapshot
 
 import (
@@ -91,27 +93,24 @@ type Store struct {
 	byNode   map[uint64]*Dir // by node id of the directory; under mu
 	serial   uint32          // last given out; under mu
 
+	onLost func(error) // called once, when the log goes on in memory
+	lost   bool        // it did; under mu
+
 	records atomic.Int64
 	bytes   atomic.Int64 // of the newest versions
 	files   atomic.Int64 // that exist, as far as known
 }
 
 // Create starts an empty store in dir for the mount that identity names, whatever
-// was there before. rootPrefix is the key prefix of the root directory.
-func Create(dir, identity, rootPrefix string, now time.Time) (*Store, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("create listing snapshot: %w", err)
-	}
+// was there before. rootPrefix is the key prefix of the root directory. onLost is told
+// when the log cannot be, or not stay, on disk.
+func Create(dir, identity, rootPrefix string, now time.Time, onLost func(error)) (*Store, error) {
 	path := filepath.Join(dir, "names.log")
-	// A new file: an old one may still be mapped by a process that is on its way out.
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("create listing snapshot: %w", err)
-	}
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := createFile(dir, path)
+	s := newStore(path, f, now, onLost)
 	if err != nil {
-		return nil, fmt.Errorf("create listing snapshot: %w", err)
+		s.lose(err)
 	}
-	s := newStore(path, f, now)
 	s.created = time.Unix(0, now.UnixNano())
 	if _, err := s.append(record{kind: kindIdentity, time: now.UnixNano(), name: layoutVersion + identity}); err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -122,23 +121,41 @@ func Create(dir, identity, rootPrefix string, now time.Time) (*Store, error) {
 	return s, nil
 }
 
-// Open reads the store that another process made for the same mount. Everything in
-// it counts as never verified.
-func Open(dir, identity string, now time.Time) (*Store, error) {
+// createFile makes a new file: an old one may still be mapped by a process that is on
+// its way out.
+func createFile(dir, path string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	return os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+}
+
+// lose makes the log go on in memory; mu is held, or nobody else has the store.
+func (s *Store) lose(err error) {
+	s.lost = true
+	s.onLost(fmt.Errorf("listing snapshot %s: %w", s.path, err))
+}
+
+// Open reads the store that another process made for the same mount and does not
+// write any more. Everything in it counts as never verified.
+func Open(dir, identity string, now time.Time, onLost func(error)) (*Store, error) {
 	path := filepath.Join(dir, "names.log")
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open listing snapshot: %w", err)
 	}
-	s := newStore(path, f, now)
+	s := newStore(path, f, now, onLost)
 	if err := s.load(identity); err != nil {
 		return nil, errors.Join(fmt.Errorf("open listing snapshot %s: %w", path, err), s.Close())
 	}
 	return s, nil
 }
 
-func newStore(path string, f *os.File, now time.Time) *Store {
-	s := &Store{path: path, file: f, epoch: now.Add(-epochBefore), dirs: make(map[uint32]*Dir), byNode: make(map[uint64]*Dir)}
+func newStore(path string, f *os.File, now time.Time, onLost func(error)) *Store {
+	s := &Store{path: path, file: f, onLost: onLost, epoch: now.Add(-epochBefore), dirs: make(map[uint32]*Dir), byNode: make(map[uint64]*Dir)}
 	s.segments.Store(&[][]byte{})
 	return s
 }
@@ -152,7 +169,9 @@ func (s *Store) Close() error {
 		errs = append(errs, unix.Munmap(m))
 	}
 	s.segments.Store(&[][]byte{})
-	errs = append(errs, s.file.Close())
+	if s.file != nil {
+		errs = append(errs, s.file.Close())
+	}
 	return errors.Join(errs...)
 }
 
@@ -305,19 +324,15 @@ func setLength(b []byte, n uint32) {
 	atomic.StoreUint32((*uint32)(unsafe.Pointer(&b[offLength])), n)
 }
 
-// grow maps segments until the log may reach to bytes. Room is allocated, not only
-// promised: a full disk is an error here and not a fault at the first write.
+// grow maps segments until the log may reach to bytes. Room on disk is allocated, not
+// only promised: a full disk shows here and not as a fault at the first write.
 func (s *Store) grow(to int64) error {
 	if to > maxLogBytes {
 		return fmt.Errorf("listing snapshot %s: over %d bytes", s.path, int64(maxLogBytes))
 	}
 	segments := *s.segments.Load()
 	for int64(len(segments))*segmentBytes < to {
-		off := int64(len(segments)) * segmentBytes
-		if err := allocate(s.file, off, segmentBytes); err != nil {
-			return fmt.Errorf("listing snapshot %s: grow: %w", s.path, err)
-		}
-		m, err := mapSegment(s.file, off)
+		m, err := s.segment(int64(len(segments)) * segmentBytes)
 		if err != nil {
 			return fmt.Errorf("listing snapshot %s: %w", s.path, err)
 		}
@@ -325,6 +340,22 @@ func (s *Store) grow(to int64) error {
 		s.segments.Store(&segments)
 	}
 	return nil
+}
+
+// segment maps the next segment, in memory when the disk does not take it.
+func (s *Store) segment(off int64) ([]byte, error) {
+	if !s.lost {
+		err := allocate(s.file, off, segmentBytes)
+		if err == nil {
+			return mapSegment(s.file, off)
+		}
+		s.lose(err)
+	}
+	m, err := unix.Mmap(-1, 0, segmentBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return nil, fmt.Errorf("map: %w", err)
+	}
+	return m, nil
 }
 
 func mapSegment(f *os.File, off int64) ([]byte, error) {

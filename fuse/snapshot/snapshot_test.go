@@ -12,11 +12,12 @@ import (
 	"time"
 
 	"github.com/shardwell/shardwell/fuse/tree"
+	"golang.org/x/sys/unix"
 )
 
 func create(t testing.TB, dir string, now time.Time) *Store {
 	t.Helper()
-	s, err := Create(dir, "mount", "p/", now)
+	s, err := Create(dir, "mount", "p/", now, func(err error) { t.Error(err) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +79,7 @@ func TestVersions(t *testing.T) {
 	if k, changed := put(t, d, one, now.Add(4*time.Second)); !changed || d.Current(i) != k {
 		t.Errorf("back again: %d, %v", k, changed)
 	}
-	d.Distrust()
+	d.Distrust("f")
 	if k, _ := d.Find("f"); !d.Verified(k).IsZero() {
 		t.Error("still trusted")
 	}
@@ -145,7 +146,7 @@ func TestRandomReopen(t *testing.T) {
 				t.Fatal(err)
 			}
 			var err error
-			if s, err = Open(path, "mount", now); err != nil {
+			if s, err = Open(path, "mount", now, func(err error) { t.Error(err) }); err != nil {
 				t.Fatal(err)
 			}
 			defer s.Close()
@@ -190,13 +191,13 @@ func compare(t *testing.T, s *Store, toys map[uint64]*toyDir) {
 
 func TestOpenErrors(t *testing.T) {
 	now := time.Now()
-	if _, err := Open(t.TempDir(), "mount", now); !errors.Is(err, os.ErrNotExist) {
+	if _, err := Open(t.TempDir(), "mount", now, func(err error) { t.Error(err) }); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("nothing there: %v", err)
 	}
 	path := t.TempDir()
 	s := create(t, path, now)
 	put(t, s.Root(), tree.Entry{Name: "f", Kind: tree.File}, now)
-	if _, err := Open(path, "another", now); !errors.Is(err, ErrForeign) {
+	if _, err := Open(path, "another", now, func(err error) { t.Error(err) }); !errors.Is(err, ErrForeign) {
 		t.Errorf("another mount's: %v", err)
 	}
 	if owner, _ := s.Owner(1<<32 | 77); owner != nil {
@@ -204,6 +205,42 @@ func TestOpenErrors(t *testing.T) {
 	}
 	if owner, _ := s.Owner(99 << 32); owner != nil {
 		t.Error("a serial that was never given out has an owner")
+	}
+}
+
+// A disk that takes no more does not keep names from being shown.
+func TestFullDisk(t *testing.T) {
+	now := time.Now()
+	full := filepath.Join(t.TempDir(), "full")
+	if err := os.Mkdir(full, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", full, "tmpfs", 0, "size=1500k"); err != nil {
+		t.Skipf("mount tmpfs: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(full, unix.MNT_DETACH) })
+	for name, dir := range map[string]string{"filled": full, "no directory": "/proc/none"} {
+		t.Run(name, func(t *testing.T) {
+			var lost []error
+			s, err := Create(dir, "mount", "", now, func(err error) { lost = append(lost, err) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			d := s.Root()
+			const count = 50_000
+			for i := range count {
+				put(t, d, tree.Entry{Name: fmt.Sprint(i), Kind: tree.File, ETag: "0123456789abcdef0123456789abcdef"}, now)
+			}
+			for i := range count {
+				if e, _ := d.Entry(uint32(i)); e.Name != fmt.Sprint(i) {
+					t.Fatalf("entry %d: %+v", i, e)
+				}
+			}
+			if len(lost) != 1 {
+				t.Errorf("told %d times: %v", len(lost), lost)
+			}
+		})
 	}
 }
 
@@ -221,7 +258,7 @@ func TestKilledWhileWriting(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		s, err := Open(path, "mount", now)
+		s, err := Open(path, "mount", now, func(err error) { t.Error(err) })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -240,7 +277,7 @@ func TestKilledWhileWriting(t *testing.T) {
 
 func FuzzOpen(f *testing.F) {
 	dir := f.TempDir()
-	s, err := Create(dir, "m", "", time.Now())
+	s, err := Create(dir, "m", "", time.Now(), func(err error) { f.Error(err) })
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -262,7 +299,7 @@ func FuzzOpen(f *testing.F) {
 		if err := errors.Join(os.WriteFile(name, log, 0o600), os.Truncate(name, segmentBytes)); err != nil {
 			t.Fatal(err)
 		}
-		s, err := Open(path, "m", time.Now())
+		s, err := Open(path, "m", time.Now(), func(err error) { t.Error(err) })
 		if err != nil {
 			return
 		}
