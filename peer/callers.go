@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
 
 	"github.com/shardwell/shardwell/peer/peerpb"
 	"github.com/shardwell/shardwell/peer/transfer"
@@ -72,6 +73,8 @@ func (c *callers) to(m Member) (peerpb.PeerClient, error) {
 		grpc.WithContextDialer(dial),
 		grpc.WithNoProxy(),
 		grpc.WithIdleTimeout(callIdleTimeout),
+		// A member that lost its power says nothing.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: 2 * time.Second}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxCallBytes), grpc.MaxCallSendMsgSize(maxCallBytes)),
 		grpc.WithDisableServiceConfig())

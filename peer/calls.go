@@ -26,7 +26,7 @@ const maxCallsAtOnce = 16
 // difference when the two cannot work together.
 func (p *Peers) Hello(ctx context.Context, m Member) (*peerpb.HelloReply, error) {
 	var reply *peerpb.HelloReply
-	err := p.call(ctx, m, func(ctx context.Context, c peerpb.PeerClient) (*peerpb.Failure, error) {
+	err := p.call(ctx, m, p.cfg.CallTimeout, func(ctx context.Context, c peerpb.PeerClient) (*peerpb.Failure, error) {
 		var err error
 		reply, err = c.Hello(ctx, &peerpb.HelloRequest{Member: p.cfg.Self, ProtocolMin: ProtocolMin, ProtocolMax: ProtocolMax,
 			ChunkBytes: p.cfg.Geometry.ChunkBytes, BlockBytes: p.cfg.Geometry.BlockBytes})
@@ -55,7 +55,7 @@ func (p *Peers) Forget(ctx context.Context, b objstore.Bucket, prefix string) (i
 	total := 0
 	err := p.everyOther(ctx, func(ctx context.Context, m Member) error {
 		var reply *peerpb.ForgetReply
-		err := p.call(ctx, m, func(ctx context.Context, c peerpb.PeerClient) (*peerpb.Failure, error) {
+		err := p.call(ctx, m, p.cfg.CallTimeout, func(ctx context.Context, c peerpb.PeerClient) (*peerpb.Failure, error) {
 			var err error
 			reply, err = c.Forget(ctx, &peerpb.ForgetRequest{Bucket: bucketOut(b), Prefix: []byte(prefix)})
 			return nil, err
@@ -75,7 +75,7 @@ func (p *Peers) Statuses(ctx context.Context) (map[string][]byte, error) {
 	all := make(map[string][]byte)
 	err := p.everyOther(ctx, func(ctx context.Context, m Member) error {
 		var reply *peerpb.StatusReply
-		err := p.call(ctx, m, func(ctx context.Context, c peerpb.PeerClient) (*peerpb.Failure, error) {
+		err := p.call(ctx, m, p.cfg.CallTimeout, func(ctx context.Context, c peerpb.PeerClient) (*peerpb.Failure, error) {
 			var err error
 			reply, err = c.Status(ctx, &peerpb.StatusRequest{})
 			return nil, err

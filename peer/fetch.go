@@ -113,6 +113,9 @@ func ends(ctx context.Context, err error) bool {
 	return objstore.Final(err) || errors.Is(err, objstore.ErrThrottled)
 }
 
+// maxBusyPause bounds one wait for a busy member; then its successor is asked.
+const maxBusyPause = 2 * time.Second
+
 // askCandidate asks one member as the owner, follows where it points, and comes back
 // when that leads nowhere.
 func (w *walk) askCandidate(ctx context.Context, m Member) error {
@@ -132,7 +135,7 @@ func (w *walk) askCandidate(ctx context.Context, m Member) error {
 				return err
 			}
 		case errors.As(err, &remote) && remote.Class == transfer.ErrBusy && busy < w.p.cfg.MaxBusyRetries:
-			if err := pause(ctx, w.p.jitter(remote.RetryAfter<<busy)); err != nil {
+			if err := pause(ctx, w.p.jitter(min(remote.RetryAfter<<busy, maxBusyPause))); err != nil {
 				return err
 			}
 			busy++

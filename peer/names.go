@@ -81,7 +81,11 @@ func (p *Peers) askNames(ctx context.Context, q objstore.Query, dir string, do c
 		if i > 0 {
 			p.stats.NextCandidate.Add(1)
 		}
-		err := p.call(ctx, m, do)
+		timeout := p.cfg.CallTimeout
+		if q.Hops > 0 {
+			timeout /= 2 // so that the peer which asked us is still there
+		}
+		err := p.call(ctx, m, timeout, do)
 		p.report(ctx, id, err)
 		if err == nil || ends(ctx, err) {
 			return err
@@ -93,8 +97,8 @@ func (p *Peers) askNames(ctx context.Context, q objstore.Query, dir string, do c
 }
 
 // call makes one control call to one member within its time.
-func (p *Peers) call(parent context.Context, m Member, do call) error {
-	ctx, cancel := context.WithTimeout(parent, p.cfg.CallTimeout)
+func (p *Peers) call(parent context.Context, m Member, timeout time.Duration, do call) error {
+	ctx, cancel := context.WithTimeout(parent, timeout)
 	defer cancel()
 	c, err := p.calls.to(m)
 	if err != nil {
@@ -113,8 +117,8 @@ func (p *Peers) call(parent context.Context, m Member, do call) error {
 	switch status.Code(err) {
 	case codes.Unauthenticated:
 		return &transfer.RemoteError{Peer: m.ID, Class: transfer.ErrUnauthorized, Message: status.Convert(err).Message()}
-	case codes.DeadlineExceeded:
-		return fmt.Errorf("call peer %s: %w", m.ID, transfer.ErrSlow)
+	case codes.DeadlineExceeded: // the origin may be what is slow
+		return fmt.Errorf("call peer %s: %w", m.ID, transfer.ErrWaited)
 	case codes.Unavailable:
 		return fmt.Errorf("call peer %s: %w: %w", m.ID, transfer.ErrUnreachable, err)
 	}

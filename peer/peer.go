@@ -74,7 +74,8 @@ type Config struct {
 	// Dial opens the connection of control calls; nil dials TCP.
 	Dial transfer.DialFunc
 
-	// CallTimeout bounds one control call to one member, default 10 s.
+	// CallTimeout bounds one control call to one member, default 20 s; a question that is
+	// passed on for a peer has half of it.
 	CallTimeout time.Duration
 	// MaxRedirects is how many members an owner may name for one request before it
 	// has to serve it itself, default 3.
@@ -95,7 +96,7 @@ func (c *Config) setDefaults() {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	if c.CallTimeout == 0 {
-		c.CallTimeout = 10 * time.Second
+		c.CallTimeout = 20 * time.Second
 	}
 	if c.MaxRedirects == 0 {
 		c.MaxRedirects = 3

@@ -129,6 +129,7 @@ func (s *Server) calls() *grpc.Server {
 		grpc.MaxConcurrentStreams(256),
 		grpc.ConnectionTimeout(10*time.Second),
 		grpc.MaxHeaderListSize(16<<10),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: 2 * callIdleTimeout, Time: 10 * time.Second, Timeout: 5 * time.Second}),
 	)
 	peerpb.RegisterPeerServer(g, &answers{cfg: s.cfg})

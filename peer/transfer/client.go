@@ -184,6 +184,10 @@ func (c *Client) fetch(parent context.Context, to Target, req Request, deliver c
 	if err := c.checkAnswer(to, resp, sent); err != nil {
 		return err
 	}
+	if got := resp.Header.Get(headerAnswers); got != req.target() {
+		c.cfg.Stats.MalformedSends.Add(1)
+		return fmt.Errorf("fetch %v from peer %s: %w: it answers %q", req, to.ID, ErrMalformed, got)
+	}
 	if want := bodyBytes(c.cfg.Geometry, req.Object.Size, req.Span); resp.ContentLength != want {
 		c.cfg.Stats.MalformedSends.Add(1)
 		return fmt.Errorf("fetch %v from peer %s: %w: %d bytes instead of %d", req, to.ID, ErrMalformed, resp.ContentLength, want)

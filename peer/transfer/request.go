@@ -26,6 +26,7 @@ const (
 	headerAuth       = "Authorization"
 
 	headerProof    = "Shardwell-Proof"    // of an answer
+	headerAnswers  = "Shardwell-Answers"  // target of the request that blocks are the answer to
 	headerError    = "Shardwell-Error"    // class of an error
 	headerRedirect = "Shardwell-Redirect" // ring id of the member to ask
 )

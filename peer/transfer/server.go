@@ -39,8 +39,8 @@ type ServerConfig struct {
 	Stats    *Stats
 	Logger   *slog.Logger // nil discards
 
-	// MaxStreams is how many answers are under way at once, default 256; others get
-	// "busy" with RetryAfter, default 200 ms.
+	// MaxStreams is how many answers are under way at once, those that wait for the
+	// origin included, default 512; others get "busy" with RetryAfter, default 200 ms.
 	MaxStreams int
 	RetryAfter time.Duration
 	// StallTimeout is how long one block may take to leave, default 20 s.
@@ -52,7 +52,7 @@ type ServerConfig struct {
 
 func (c *ServerConfig) setDefaults() {
 	if c.MaxStreams == 0 {
-		c.MaxStreams = 256
+		c.MaxStreams = 512
 	}
 	if c.RetryAfter == 0 {
 		c.RetryAfter = 200 * time.Millisecond
@@ -173,6 +173,7 @@ var errAborted = errors.New("answer was cut off")
 // lend answers with the blocks of a request. It panics with
 // http.ErrAbortHandler when the connection has to be cut.
 func (s *Server) lend(ans *answer, ctx context.Context, req Request) error {
+	ans.target = req.target()
 	ans.length = bodyBytes(s.cfg.Geometry, req.Object.Size, req.Span)
 	ans.left = blockSet{span: req.Span}
 	ans.size = req.Object.Size
@@ -219,8 +220,9 @@ type answer struct {
 	rc     *http.ResponseController
 	proof  verified
 
-	length int64 // of the body
-	size   int64 // of the object
+	target string // of the request
+	length int64  // of the body
+	size   int64  // of the object
 
 	// turn is held over w and what follows while the Lender is at work, by it or by the
 	// timer: a lock that may be held while a write waits for the asker.
@@ -332,7 +334,7 @@ func (a *answer) send(p chunk.Piece) error {
 	}
 	if !a.begun {
 		a.begun = true
-		a.begin(http.StatusOK, map[string]string{"Content-Length": strconv.FormatInt(a.length, 10)})
+		a.begin(http.StatusOK, map[string]string{headerAnswers: a.target, "Content-Length": strconv.FormatInt(a.length, 10)})
 	}
 	a.setDeadline()
 	head := a.head[:0]
