@@ -246,7 +246,7 @@ func split(ops []op) (pages []op) {
 // survive opens what a crash left. With sameBoot nothing may be found damaged.
 func survive(t *testing.T, c *cloned, objects []content, sameBoot bool) {
 	t.Helper()
-	root := t.TempDir()
+	root := memoryDir(t)
 	cfg := testConfig(root)
 	cfg.FS = c.write(t, root)
 	if !sameBoot {

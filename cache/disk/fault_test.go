@@ -240,7 +240,7 @@ func TestEveryCallFails(t *testing.T) {
 			t.Run(fmt.Sprintf("%v/forever=%v", errno, forever), func(t *testing.T) {
 				t.Parallel()
 				for k := 1; k <= count.calls; k++ {
-					cfg := testConfig(t.TempDir())
+					cfg := testConfig(memoryDir(t))
 					cfg.FS = &faultFS{FS: OS{}, fail: func(call int, op, name string) error {
 						if call == k || forever && call > k {
 							return errno

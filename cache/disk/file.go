@@ -197,7 +197,7 @@ func (f *File) closeFiles() {
 	}
 	if f.doomed.Load() {
 		b.close()
-		f.d.ledger.change(f.id, 0, -b.used)
+		f.d.ledger.orphan(-b.used)
 		return
 	}
 	f.d.settle(f, b)

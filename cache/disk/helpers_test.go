@@ -79,3 +79,15 @@ func checkLedger(t testing.TB, d *Dir) {
 		t.Errorf("%d bytes are still reserved", d.ledger.reserved)
 	}
 }
+
+// memoryDir is t.TempDir in memory where that is possible, for tests that make
+// thousands of files.
+func memoryDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "shardwell-test-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}

@@ -29,6 +29,7 @@ type ledger struct {
 	counted  bool            // byPrefix is right
 	foreign  int64           // until counted: what the file system held at the start,
 	grown    int64           // and what we added since
+	orphaned int64           // of files that were unlinked while in use
 	reserved int64           // admitted and not yet written
 
 	space   Space // as of spaceAt
@@ -53,9 +54,9 @@ func (l *ledger) refresh() error {
 // used is what the cache takes at most. Callers hold mu.
 func (l *ledger) used() int64 {
 	if l.counted {
-		return l.sum
+		return l.sum + l.orphaned
 	}
-	return l.foreign + l.grown
+	return l.foreign + l.grown + l.orphaned
 }
 
 // reserve admits n bytes and so many new files, or says why not. It also tells
@@ -102,6 +103,13 @@ func (l *ledger) change(id chunk.ObjectID, used, delta int64) {
 	if l.walking == p {
 		l.touched[id] = used
 	}
+}
+
+// orphan books n bytes of files that no walk sees any more, or that went free (n < 0).
+func (l *ledger) orphan(n int64) {
+	l.mu.Lock()
+	l.orphaned += n
+	l.mu.Unlock()
 }
 
 // noSpace books that the kernel refused bytes that the ledger had admitted.

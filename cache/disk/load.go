@@ -168,8 +168,7 @@ func newBody(data, meta FSFile, inode uint64, l layout, blocks uint32) *body {
 }
 
 // readBits loads the presence bits. A block counts as present only if it has a
-// checksum as well, so that a flipped bit alone does not make it so. (One checksum in
-// 2^32 is zero by itself: such a block is stored again after each load.)
+// checksum other than 0 as well, so that a flipped bit alone does not make it so.
 func (b *body) readBits() error {
 	raw := make([]byte, bitmapBytes(b.blocks))
 	if _, err := b.meta.ReadAt(raw, b.l.bits); err != nil {

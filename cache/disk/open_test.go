@@ -233,3 +233,16 @@ func TestMissing(t *testing.T) {
 		t.Error("counts are wrong")
 	}
 }
+
+func TestZeroSumIsNotStored(t *testing.T) {
+	d := openDir(t, testConfig(t.TempDir()))
+	f := newContent("k", 4).acquire(t, d)
+	defer f.Release()
+	data := []byte{0xab, 0x9b, 0xe0, 0x9b} // the four bytes whose CRC32C is 0
+	if chunk.Checksum(data) != 0 {
+		t.Fatal("not the right bytes")
+	}
+	if err := f.Put(chunk.Block{Data: data}); !errors.Is(err, ErrNotAdmitted) || f.Has(0) {
+		t.Errorf("put: %v, present %v", err, f.Has(0))
+	}
+}

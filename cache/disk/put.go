@@ -64,8 +64,11 @@ func (d *Dir) wake() {
 
 func (f *File) put(block chunk.Block) error {
 	d := f.d
-	if d.health.State() == Down {
+	switch {
+	case d.health.State() == Down:
 		return plainRejects[RejectDown]
+	case block.CRC == 0:
+		return plainRejects[RejectZeroSum]
 	}
 	want, files := int64(len(block.Data))+blockOverheadBytes, int64(0)
 	if f.body.Load() == nil {
@@ -171,6 +174,9 @@ func (b *body) writeStamp(s stamp) error {
 func (d *Dir) settle(f *File, b *body) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if f.doomed.Load() {
+		return // no longer the ledger's to count by name
+	}
 	data, err := b.data.Stat()
 	if err != nil {
 		return

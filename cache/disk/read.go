@@ -195,7 +195,7 @@ func (f *File) drop(b *body, p []byte, block uint32, cause error) error {
 	f.d.log.Warn("drop damaged block from cache", "object", f.obj.URI(), "id", f.id, "block", block,
 		"offset", off, "reason", loss, "err", what)
 	if err := f.clear(b, block); err != nil {
-		f.doom(err)
+		f.doom(b, err)
 	}
 	if what == nil {
 		return fmt.Errorf("read block %d (offset %d) of %s from cache: %w", block, off, f.obj.URI(), chunk.ErrCorrupt)
@@ -231,15 +231,22 @@ func (f *File) clear(b *body, block uint32) error {
 }
 
 // doom unlinks an object whose damage could not be noted in its sidecar, so that
-// no later process takes it for good. Whoever has it open reads on.
-func (f *File) doom(cause error) {
+// no later process takes it for good. Whoever has it open reads on; its space goes
+// free when the last of them releases it.
+func (f *File) doom(b *body, cause error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if f.doomed.Swap(true) {
+		return
+	}
 	f.d.log.Warn("unlink object from cache", "object", f.id, "err", cause)
-	f.doomed.Store(true)
 	for _, name := range [...]string{f.d.metaPath(f.id), f.d.dataPath(f.id)} {
 		if err := f.d.fs.Remove(name); err != nil {
 			f.d.log.Error("unlink object from cache", "object", f.id, "err", err)
 		}
 	}
+	f.d.ledger.change(f.id, 0, -b.used)
+	f.d.ledger.orphan(b.used)
 }
 
 // quarantineBlock keeps the bytes of a damaged block for a look, the first few.
@@ -276,9 +283,13 @@ func (f *File) Lend(block uint32) (_ chunk.Piece, ok bool) {
 	if _, err := b.meta.ReadAt(sums[:4], b.l.sums+4*int64(block)); err != nil {
 		return chunk.Piece{}, false
 	}
+	crc := binary.LittleEndian.Uint32(sums[:4])
+	if crc == 0 || !b.has(block) {
+		return chunk.Piece{}, false // dropped meanwhile
+	}
 	return chunk.Piece{
 		Index:  block,
-		CRC:    binary.LittleEndian.Uint32(sums[:4]),
+		CRC:    crc,
 		Len:    f.d.cfg.Geometry.BlockLen(f.obj.Size, block),
 		File:   b.data.OS(),
 		Offset: int64(block) * f.d.cfg.Geometry.BlockBytes,

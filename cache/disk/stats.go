@@ -20,11 +20,12 @@ const (
 	RejectQuota                 // EDQUOT
 	RejectIO                    // any other failure of a system call
 	RejectDown                  // the disk failed too often and is left alone
+	RejectZeroSum               // the block's CRC is 0, which in a sidecar means "none"; one block in 2^32
 	NumRejects
 )
 
 func (r Reject) String() string {
-	return [...]string{"budget", "floor", "inodes", "no-space", "quota", "io", "down"}[r]
+	return [...]string{"budget", "floor", "inodes", "no-space", "quota", "io", "down", "zero-sum"}[r]
 }
 
 // Loss says why something that was on the disk is treated as absent.
@@ -83,10 +84,11 @@ func (e *RejectError) Unwrap() error { return e.Err }
 
 // plainRejects spare the allocation on a path that a full disk takes for every block.
 var plainRejects = [NumRejects]*RejectError{
-	RejectBudget: {Reason: RejectBudget},
-	RejectFloor:  {Reason: RejectFloor},
-	RejectInodes: {Reason: RejectInodes},
-	RejectDown:   {Reason: RejectDown},
+	RejectBudget:  {Reason: RejectBudget},
+	RejectFloor:   {Reason: RejectFloor},
+	RejectInodes:  {Reason: RejectInodes},
+	RejectDown:    {Reason: RejectDown},
+	RejectZeroSum: {Reason: RejectZeroSum},
 }
 
 // rejectOf classifies a failed system call.

@@ -48,7 +48,7 @@ func (d *Dir) walkPrefix(ctx context.Context, p int, sel *evict.Selection) error
 		case !ok || int(id[0]) != p:
 			return nil // not ours: counted by nobody, removed by nobody
 		case kind == metaSuffix:
-			if err := d.visit(dir, id, seen, sel); err != nil {
+			if err := d.visit(id, seen, sel); err != nil {
 				d.log.Warn("count cached object", "object", id, "err", err)
 			}
 		default:
@@ -66,34 +66,79 @@ func (d *Dir) walkPrefix(ctx context.Context, p int, sel *evict.Selection) error
 }
 
 // visit counts one object and offers it for eviction.
-func (d *Dir) visit(dir FSFile, id chunk.ObjectID, seen map[chunk.ObjectID]int64, sel *evict.Selection) error {
-	meta, err := dir.StatAt(id.String() + metaSuffix)
+func (d *Dir) visit(id chunk.ObjectID, seen map[chunk.ObjectID]int64, sel *evict.Selection) error {
+	c := evict.Candidate{ID: id, Class: evict.Copy}
+	mode, err := d.measure(&c)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	data, err := dir.StatAt(id.String() + dataSuffix)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	seen[id] = meta.Used + data.Used
-	if sel == nil {
-		return nil
-	}
-	c := evict.Candidate{ID: id, Class: evict.Copy, LastUse: meta.ModTime, Bytes: meta.Used + data.Used}
-	if meta.Mode == modeOwned {
+	seen[id] = c.Bytes
+	if mode == modeOwned {
 		c.Class = evict.Owned
 	}
-	d.mu.Lock()
-	if f := d.open[id]; f != nil {
-		c.InUse = f.refs > 0
-		c.LastUse = max(c.LastUse, f.lastUse.Load())
+	if sel != nil {
+		sel.Offer(c)
 	}
-	d.mu.Unlock()
-	sel.Offer(c)
 	return nil
+}
+
+// measure finds out what an object takes and when it was used. Of an object that is
+// open it takes what the ledger was told last: later changes are booked as differences
+// from that, whatever a write that is under way has allocated already.
+func (d *Dir) measure(c *evict.Candidate) (mode fs.FileMode, err error) {
+	for {
+		// First the disk, then the handle: whoever wrote and closed in between has
+		// told the ledger, which remembers it until the count of the prefix ends.
+		meta, err := d.fs.Stat(d.metaPath(c.ID))
+		if err != nil {
+			return 0, err
+		}
+		data, err := d.fs.Stat(d.dataPath(c.ID))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return 0, err
+		}
+		c.Bytes, c.LastUse = meta.Used+data.Used, meta.ModTime
+		d.mu.Lock()
+		f := d.open[c.ID]
+		if f != nil {
+			c.InUse = f.refs > 0
+			c.LastUse = max(c.LastUse, f.lastUse.Load())
+		}
+		d.mu.Unlock()
+		if f == nil {
+			return meta.Mode, nil
+		}
+		if f.measure(c) {
+			return meta.Mode, nil
+		}
+	}
+}
+
+// measure sets what the ledger was told of an open object. It reports false when the
+// handle went out of use, or has nothing on the disk: then the disk is asked again.
+func (f *File) measure(c *evict.Candidate) bool {
+	f.mu.Lock() // waits for whoever loads, makes or removes it
+	defer f.mu.Unlock()
+	f.d.mu.Lock()
+	current := f.d.open[f.id] == f
+	f.d.mu.Unlock()
+	if !current {
+		return false
+	}
+	b := f.body.Load()
+	if b == nil {
+		// Not loaded yet, or gone. Nobody can change that while mu is held.
+		used, modTime := f.d.usedBy(f.id)
+		c.Bytes = used
+		return modTime != 0
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c.Bytes = b.used
+	return true
 }
 
 // sweep removes a data file without a sidecar, or a sidecar that was not renamed,
