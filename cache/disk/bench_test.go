@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/shardwell/shardwell/internal/chunk"
 )
@@ -84,6 +86,45 @@ func BenchmarkPut(b *testing.B) {
 		}
 	}
 	f.Release()
+}
+
+// BenchmarkPutAndRead tells the CPU seconds that a GiB costs on its way in and once out.
+func BenchmarkPutAndRead(b *testing.B) {
+	const blocks = 256
+	g := chunk.DefaultGeometry()
+	data := make([]byte, g.BlockBytes)
+	p := make([]byte, 1<<20)
+	d := openDir(b, Config{Path: b.TempDir(), Geometry: g})
+	start := cpuSeconds()
+	for i := range b.N {
+		obj := chunk.Object{Key: fmt.Sprint(i), Size: blocks * g.BlockBytes}
+		f, err := d.Acquire(obj, obj.ID(), true)
+		if err != nil {
+			b.Fatal(err)
+		}
+		for block := range uint32(blocks) {
+			data[0] = byte(block)
+			if err := f.Put(chunk.Block{Index: block, CRC: chunk.Checksum(data), Data: data}); err != nil {
+				b.Fatal(err)
+			}
+		}
+		for off := int64(0); off < obj.Size; off += int64(len(p)) {
+			if _, err := f.ReadAt(p, off); err != nil {
+				b.Fatal(err)
+			}
+		}
+		f.Release()
+		_, _ = d.evict(victim(f.id))
+	}
+	gib := float64(b.N) * blocks * float64(g.BlockBytes) / (1 << 30)
+	b.ReportMetric((cpuSeconds()-start)/gib, "cpu-s/GiB")
+}
+
+// cpuSeconds is what this process has used, in user mode and in the kernel.
+func cpuSeconds() float64 {
+	var u syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano()).Seconds()
 }
 
 func BenchmarkFind(b *testing.B) {

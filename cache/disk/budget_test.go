@@ -304,23 +304,56 @@ func TestUncleanCount(t *testing.T) {
 	}
 }
 
-// TestSmallFileSystem fills real ones: no space, no inodes.
+// mountSmall mounts a small file system on a new directory: tmpfs by its options, or
+// ext4 in a file of some MiB.
+func mountSmall(t *testing.T, tmpfs string, ext4MiB int64) (path string) {
+	t.Helper()
+	path = t.TempDir()
+	run := func(name string, args ...string) {
+		t.Helper()
+		if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+			t.Fatalf("%s %v: %v: %s", name, args, err, out)
+		}
+	}
+	if ext4MiB == 0 {
+		run("mount", "-t", "tmpfs", "-o", tmpfs, "tmpfs", path)
+	} else {
+		image := filepath.Join(t.TempDir(), "image")
+		if err := os.WriteFile(image, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		truncate(t, image, ext4MiB<<20)
+		run("mkfs.ext4", "-q", "-F", image)
+		run("mount", "-o", "loop", image, path)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(path, syscall.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return path
+}
+
+// TestSmallFileSystem fills real ones: no space, no inodes. Without a budget or floors
+// the kernel's own refusals are what there is to go by.
 func TestSmallFileSystem(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("mounting needs root")
 	}
-	for _, options := range []string{"size=4m", "size=64m,nr_inodes=40"} {
-		t.Run(options, func(t *testing.T) {
-			path := t.TempDir()
-			if out, err := exec.Command("mount", "-t", "tmpfs", "-o", options, "tmpfs", path).CombinedOutput(); err != nil {
-				t.Fatalf("mount: %v: %s", err, out)
-			}
-			t.Cleanup(func() {
-				if err := syscall.Unmount(path, syscall.MNT_DETACH); err != nil {
-					t.Error(err)
-				}
-			})
-			d := openDir(t, testConfig(path))
+	for _, tt := range []struct {
+		name, tmpfs string
+		ext4MiB     int64
+		floor       int64
+	}{
+		{"tmpfs without space", "size=4m", 0, 0},
+		{"tmpfs without inodes", "size=64m,nr_inodes=40", 0, 0},
+		{"ext4 without space", "", 16, 0},
+		{"ext4 with a floor", "", 16, 4 << 20},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			cfg := testConfig(mountSmall(t, tt.tmpfs, tt.ext4MiB))
+			cfg.FloorBytes = tt.floor
+			d := openDir(t, cfg)
 			admitted := 0
 			for i := range 200 {
 				c := newContent(fmt.Sprint(i), 2*chunk.MinBlockBytes)
@@ -329,19 +362,27 @@ func TestSmallFileSystem(t *testing.T) {
 					switch err := f.Put(c.block(small, b)); {
 					case err == nil:
 						admitted++
-					case !errors.Is(err, ErrNotAdmitted):
-						t.Fatal(err)
+					case !errors.Is(err, ErrNotAdmitted) || f.Has(b):
+						t.Fatal(err, f.Has(b))
 					}
 				}
 				_ = readAndCompare(t, f, c)
 				f.Release()
-				if i%10 == 9 {
+				if space, err := (OS{}).Statfs(cfg.Path); err != nil || space.FreeBytes < tt.floor {
+					t.Fatalf("%d bytes free, floor %d, %v", space.FreeBytes, tt.floor, err)
+				}
+				if i%50 == 49 {
 					d.relieve(context.Background())
 				}
 			}
-			if admitted == 0 || d.stats.EvictedObjects.Load() == 0 {
-				t.Errorf("%d blocks admitted, %d objects evicted", admitted, d.stats.EvictedObjects.Load())
+			var rejected int64
+			for r := range NumRejects {
+				rejected += d.stats.Rejected[r].Load()
 			}
+			if admitted == 0 || rejected == 0 || d.stats.EvictedObjects.Load() == 0 {
+				t.Errorf("%d blocks admitted, %d rejected, %d objects evicted", admitted, rejected, d.stats.EvictedObjects.Load())
+			}
+			checkLedger(t, d)
 		})
 	}
 }
