@@ -5,6 +5,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/shardwell/shardwell/internal/chunk"
 )
 
 // State is how well a disk does.
@@ -38,18 +40,21 @@ type health struct {
 	state  State
 }
 
-// fail notes a system call that failed, other than for want of space.
-func (h *health) fail() {
+// fail notes a system call that failed, other than for want of space. It reports
+// whether that took the disk down.
+func (h *health) fail() (down bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.age(time.Now())
 	h.points++
 	switch {
 	case h.points >= downPoints:
+		down = h.state != Down
 		h.state = Down
 	case h.points >= unstablePoints && h.state == Normal:
 		h.state = Unstable
 	}
+	return down
 }
 
 // age halves the points as time passes. Callers hold mu.
@@ -87,6 +92,20 @@ func (h *health) revive() {
 // State returns how well the disk does. While it is [Down], objects cannot be acquired or
 // stored, and those in use are read as far as it goes.
 func (d *Dir) State() State { return d.health.State() }
+
+// failed notes and logs that op failed on an object.
+func (d *Dir) failed(op string, id chunk.ObjectID, err error) {
+	d.log.Warn(op, "object", id, "err", err)
+	d.noteFailure()
+}
+
+// noteFailure notes a failure that is logged elsewhere.
+func (d *Dir) noteFailure() {
+	if d.health.fail() {
+		d.log.Error("cache disk fails too often: left alone until a probe succeeds")
+		d.wake()
+	}
+}
 
 // probe writes and reads a little file on a disk that is down.
 func (d *Dir) probe() {

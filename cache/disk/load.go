@@ -50,7 +50,7 @@ func (f *File) load(obj *chunk.Object, owned bool) error {
 	defer f.mu.Unlock()
 	if !f.loaded {
 		if err := f.d.retryWithFewer(f.readFiles); err != nil {
-			f.d.health.fail()
+			f.d.failed("open cached object", f.id, err)
 			return err
 		}
 		f.loaded = true

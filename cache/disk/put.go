@@ -33,7 +33,7 @@ func (f *File) Put(block chunk.Block) error {
 		return nil
 	}
 	r := rejectOf(err)
-	f.d.reject(r)
+	f.d.reject(f.id, r)
 	if r.Err != nil {
 		return fmt.Errorf("store block %d of %s: %w", block.Index, f.obj.URI(), r)
 	}
@@ -41,11 +41,11 @@ func (f *File) Put(block chunk.Block) error {
 }
 
 // reject counts a block that was not stored, and asks for room where that helps.
-func (d *Dir) reject(r *RejectError) {
+func (d *Dir) reject(id chunk.ObjectID, r *RejectError) {
 	d.stats.Rejected[r.Reason].Add(1)
 	switch r.Reason {
 	case RejectIO:
-		d.health.fail()
+		d.failed("store block", id, r)
 	case RejectNoSpace, RejectQuota:
 		d.ledger.noSpace()
 		d.wake()

@@ -188,7 +188,7 @@ func (f *File) drop(b *body, p []byte, block uint32, cause error) error {
 		f.d.quarantineBlock(f.id, block, p)
 	}
 	if loss == LossReadError {
-		f.d.health.fail()
+		f.d.noteFailure()
 	}
 	f.d.stats.Lost[loss].Add(1)
 	off := int64(block) * f.d.cfg.Geometry.BlockBytes
