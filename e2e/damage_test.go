@@ -72,10 +72,16 @@ func TestFlippedByteUnderPassthroughIsNamedByVerify(t *testing.T) {
 	if err == nil || r.Code == 0 || !strings.Contains(r.Stdout+r.Stderr, id) {
 		t.Errorf("shardwell verify ended with %d and said %q; want a failure that names %s", r.Code, r.Stdout+r.Stderr, id)
 	}
+	if r, err := n.Verify("--repair"); r.Code != 1 || !strings.Contains(r.Stdout+r.Stderr, id) {
+		t.Errorf("shardwell verify --repair: %v, %q; want code 1, for there was damage", err, r.Stdout+r.Stderr)
+	}
+	if r, err := n.Verify(); err != nil {
+		t.Errorf("shardwell verify after --repair: %v, %q", err, r.Stdout+r.Stderr)
+	}
 	must(t, n.Start())
 	dir = mountOn(t, n, "s3://"+bucket+"/fio")
 	if err := fioVerify(t, filepath.Join(dir, "file"), mib); err != nil {
-		t.Errorf("after verify: %v", err)
+		t.Errorf("after verify --repair: %v", err)
 	}
 }
 

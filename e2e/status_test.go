@@ -16,16 +16,12 @@ import (
 func TestStatusAndMetricsKeepTheirNames(t *testing.T) {
 	m := origin.NewMemory()
 	m.Put("d/a", make([]byte, 1<<20))
-	m.Put("d/a//b", nil)
+	m.Put("d/x//b", nil)
 	c := start(t, cluster.Options{Nodes: 2, Origin: origin.Options{Store: m}, Flags: []string{"--zone", "z1", "--rack", "r1"}})
 	n := c.Nodes[0]
 	dir := mountOn(t, n, "s3://"+bucket+"/d")
-	_, err := os.ReadDir(dir)
-	must(t, err)
-	for range 2 {
-		_, err := os.ReadFile(filepath.Join(dir, "a"))
-		must(t, err)
-	}
+	walk(t, dir)
+	walk(t, dir)
 	r, err := n.Run("status", "--json")
 	must(t, err)
 	var doc map[string]any
@@ -127,7 +123,7 @@ func TestMountSaysWhatIsWrong(t *testing.T) {
 		{"prefix that matches nothing", []string{"mount", "s3://" + bucket + "/nothing-here/", dir}, "nothing"},
 		{"mount point missing", []string{"mount", "s3://" + bucket + "/d", filepath.Join(dir, "missing")}, "missing"},
 		{"mount point is a file", []string{"mount", "s3://" + bucket + "/d", file}, "directory"},
-		{"already ours", []string{"mount", "s3://" + bucket + "/d", mounted}, "already"},
+		{"already ours, another dataset", []string{"mount", "s3://" + bucket + "/", mounted}, "already"},
 		{"no URI", []string{"mount", bucket + "/d", dir}, "s3://"},
 		{"umount of no mount", []string{"umount", dir}, "not"},
 	} {
@@ -137,6 +133,18 @@ func TestMountSaysWhatIsWrong(t *testing.T) {
 			t.Errorf("%s: exit code %d, %q; want code 1 or 2 and one line with %q", wrong.name, r.Code, r.Stderr, wrong.word)
 		}
 	}
+}
+
+// Mounting once more what is mounted there is done already.
+func TestMountTwiceIsDone(t *testing.T) {
+	c := start(t, cluster.Options{Nodes: 1})
+	put(t, c, "d/", 1, 1000)
+	dir := mountOn(t, c.Nodes[0], "s3://"+bucket+"/d")
+	r, err := c.Nodes[0].Run("mount", "s3://"+bucket+"/d", dir)
+	if err != nil || !strings.Contains(r.Stdout+r.Stderr, "already") {
+		t.Errorf("second mount of the same: %v, %q; want success that says so", err, r.Stdout+r.Stderr)
+	}
+	must(t, c.Nodes[0].Umount(dir))
 }
 
 // No log of any process holds a secret, at the most talkative level.

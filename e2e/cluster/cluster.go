@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -105,7 +106,8 @@ const (
 	pollEvery   = 50 * time.Millisecond
 )
 
-// WaitMembers waits until every running node sees exactly n members alive.
+// WaitMembers waits until every running node sees exactly n members alive and has
+// them in its ring: all but those started with --no-owner own a share.
 func (c *Cluster) WaitMembers(n int) error {
 	deadline := time.Now().Add(membersWait)
 	for {
@@ -119,8 +121,8 @@ func (c *Cluster) WaitMembers(n int) error {
 				said = fmt.Sprintf("%s: %v", node.Name, err)
 				break
 			}
-			if alive := s.Alive(); alive != n {
-				said = fmt.Sprintf("%s sees %d members alive: %+v", node.Name, alive, s.Members)
+			if alive, owners := s.Alive(), s.Owners(); alive != n || owners != c.owners() {
+				said = fmt.Sprintf("%s sees %d members alive, %d owners: %+v", node.Name, alive, owners, s.Members)
 				break
 			}
 		}
@@ -132,6 +134,17 @@ func (c *Cluster) WaitMembers(n int) error {
 		}
 		time.Sleep(pollEvery)
 	}
+}
+
+// owners counts the running nodes that are to own a share.
+func (c *Cluster) owners() int {
+	count := 0
+	for _, n := range c.Nodes {
+		if n.Running() && !slices.Contains(n.flags, "--no-owner") {
+			count++
+		}
+	}
+	return count
 }
 
 // Bytes adds up the bytes of all running nodes, by source, as they count them.

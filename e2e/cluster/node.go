@@ -163,8 +163,10 @@ func (n *Node) Run(args ...string) (Result, error) {
 	return n.run(append(slices.Clone(args), "--control-socket", n.Socket))
 }
 
-// Verify runs `shardwell verify` on the node's cache directory, which must be at rest.
-func (n *Node) Verify() (Result, error) { return n.run([]string{"verify", n.CacheDir}) }
+// Verify runs `shardwell verify` on the node's cache directory.
+func (n *Node) Verify(flags ...string) (Result, error) {
+	return n.run(append([]string{"verify", n.CacheDir}, flags...))
+}
 
 func (n *Node) run(args []string) (Result, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), commandWait)

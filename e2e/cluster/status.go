@@ -83,6 +83,17 @@ func (s Status) Alive() int {
 	return n
 }
 
+// Owners counts the members that are alive and own a share of the ring.
+func (s Status) Owners() int {
+	n := 0
+	for _, m := range s.Members {
+		if m.State == "alive" && m.OwnedShare > 0 {
+			n++
+		}
+	}
+	return n
+}
+
 // Status asks the node.
 func (n *Node) Status() (Status, error) {
 	var s Status
