@@ -246,3 +246,66 @@ func TestZeroSumIsNotStored(t *testing.T) {
 		t.Errorf("put: %v, present %v", err, f.Has(0))
 	}
 }
+
+// TestOpenDoesNotScan counts the system calls of a start: they do not grow with the cache.
+func TestOpenDoesNotScan(t *testing.T) {
+	for _, clean := range []bool{true, false} {
+		path := t.TempDir()
+		calls := func() int {
+			count := &faultFS{FS: OS{}}
+			cfg := testConfig(path)
+			cfg.FS = count
+			d, err := Open(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := count.calls
+			if err := d.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if !clean {
+				_ = os.Remove(filepath.Join(path, cleanName))
+			}
+			return n
+		}
+		calls() // makes the directory
+		empty := calls()
+		d, err := Open(testConfig(path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 200 {
+			newContent(fmt.Sprint(i), 10).store(t, d)
+		}
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if !clean {
+			_ = os.Remove(filepath.Join(path, cleanName))
+		}
+		if full := calls(); full != empty {
+			t.Errorf("clean %v: %d calls to open an empty cache, %d with 200 objects", clean, empty, full)
+		}
+	}
+}
+
+func TestClosed(t *testing.T) {
+	d, err := Open(testConfig(t.TempDir()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newContent("k", 100)
+	f := c.acquire(t, d)
+	c.putAll(t, f)
+	if err := d.Close(); err == nil || !strings.Contains(err.Error(), "1 objects are still in use") {
+		t.Errorf("close with a file in use: %v", err)
+	}
+	if _, err := d.Find(c.id); !errors.Is(err, ErrClosed) {
+		t.Errorf("Find: %v", err)
+	}
+	c.check(t, f) // whoever has it reads on
+	f.Release()
+	if err := d.Close(); err != nil {
+		t.Errorf("second close: %v", err)
+	}
+}
