@@ -15,6 +15,14 @@ func (s *blockSet) has(i uint32) bool { return s[i/64]&(1<<(i%64)) != 0 }
 
 func (s *blockSet) empty() bool { return *s == blockSet{} }
 
+// count returns how many members there are.
+func (s *blockSet) count() (n int) {
+	for _, w := range s {
+		n += bits.OnesCount64(w)
+	}
+	return n
+}
+
 // union adds all of t.
 func (s *blockSet) union(t *blockSet) {
 	for i := range s {

@@ -33,6 +33,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/shardwell/shardwell/cache/mem"
@@ -126,6 +127,8 @@ type Cache struct {
 	pages *pages
 	slots *slots
 	stats Stats
+
+	refused atomic.Bool // the tier did not admit the last block of any object
 
 	ctx    context.Context // of all calls; ends with Close
 	cancel context.CancelCauseFunc

@@ -36,14 +36,16 @@ type call struct {
 
 	// Under flight.mu:
 	left      blockSet // to be brought by this call, not arrived
+	ahead     blockSet // those of left that memory is promised for
 	atOrigin  bool     // the one who asks the origin for left
 	dead      bool     // about to end: serves nobody
 	deadline  time.Time
 	lingering *time.Timer
 }
 
-// start begins a call for the blocks [first, end) of the chunk. Callers hold mu.
-func (fl *flight) start(first, end uint32, like chunk.Request, detached bool) {
+// start begins a call for the blocks [first, end) of the chunk. Callers hold mu,
+// and have had memory promised for the blocks [ahead, end).
+func (fl *flight) start(first, ahead, end uint32, like chunk.Request, detached bool) {
 	cache := fl.obj.c
 	c := &call{fl: fl, detached: detached, req: like, deadline: time.Now().Add(cache.cfg.ReadBudget)}
 	c.req.Object, c.req.ID = fl.obj.Object, fl.obj.id
@@ -52,6 +54,9 @@ func (fl *flight) start(first, end uint32, like chunk.Request, detached bool) {
 	c.req.Source = new(chunk.Source)
 	for i := first; i < end; i++ {
 		c.left.add(i)
+		if i >= ahead {
+			c.ahead.add(i)
+		}
 	}
 	c.ctx, c.cancel = context.WithCancelCause(cache.ctx)
 	c.ticket = newTicket(bucketKey{fl.obj.Origin, fl.obj.Bucket}, like.Background, detached)
@@ -60,6 +65,7 @@ func (fl *flight) start(first, end uint32, like chunk.Request, detached bool) {
 		if detached {
 			cache.slots.unreserve()
 		}
+		cache.pages.unpromise(c.ahead.count())
 		fl.fail(c, ErrClosed)
 		return
 	}
@@ -172,7 +178,9 @@ func (c *call) finish(err error) {
 		fl.obj.c.stats.Failures.Add(1)
 	}
 	fl.fail(c, err)
+	ahead := c.ahead.count()
 	fl.mu.Unlock()
+	fl.obj.c.pages.unpromise(ahead)
 
 	c.cancel(nil)
 	fl.obj.c.stats.Fetching.Add(-1)

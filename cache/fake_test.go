@@ -236,6 +236,9 @@ func (r *rig) shut(t *testing.T) {
 	if r.slots.running != 0 || r.slots.prefetches != 0 || len(r.slots.queue) != 0 || len(r.slots.perBucket) != 0 {
 		t.Errorf("slots are left: %d running, %d prefetches, %d queued", r.slots.running, r.slots.prefetches, len(r.slots.queue))
 	}
+	if r.pages.ahead != 0 || r.pages.bufs != 0 {
+		t.Errorf("memory is left: %d blocks promised room, %d buffers", r.pages.ahead, r.pages.bufs)
+	}
 	if err := r.arena.Close(); err != nil {
 		t.Error(err)
 	}

@@ -138,7 +138,20 @@ func (f *File) prefetchChunk(index uint32, span chunk.Span) bool {
 			f.c.stats.PrefetchDropped.Add(1)
 			return false
 		}
-		fl.start(first, end, req, true)
+		ahead, cut := end, false
+		if f.obj.streams() {
+			room := uint32(f.c.pages.promise(int(end - first)))
+			ahead, cut, end = first, room < end-first, first+room
+		}
+		if end == first {
+			f.c.slots.unreserve()
+		} else {
+			fl.start(first, ahead, end, req, true)
+		}
+		if cut {
+			f.c.stats.PrefetchDropped.Add(1)
+			return false
+		}
 	}
 	return true
 }

@@ -31,12 +31,16 @@ type waiter struct {
 
 	missing blockSet // not arrived and not given up
 	copied  blockSet // in the reader's buffer
+	came    arrivals // to the tier, while the reader had no buffer
 	p       []byte   // the reader's buffer; nil for a peer, or a reader that has none yet
 	peer    bool
 	ready   []arrival // for a peer: all that arrived; for a reader without p: what no tier keeps
 	err     error     // of the fetch of a missing block
 	notify  chan struct{}
 }
+
+// arrivals says of blocks which of two sources they came from.
+type arrivals [FromPeer + 1]blockSet
 
 // arrival is a block that came while somebody waited for it.
 type arrival struct {
@@ -155,10 +159,15 @@ func (fl *flight) uncovered(set *blockSet, req chunk.Request) blockSet {
 func (fl *flight) launch(w *waiter) {
 	rest := fl.uncovered(&w.missing, w.req)
 	for first, end, ok := rest.run(0); ok; first, end, ok = rest.run(end) {
+		wanted := end
 		if w.extend > 0 {
 			end = fl.extended(end, w)
 		}
-		fl.start(first, end, w.req, false)
+		ahead := end
+		if fl.obj.streams() {
+			ahead, end = wanted, wanted+uint32(fl.obj.c.pages.promise(int(end-wanted)))
+		}
+		fl.start(first, ahead, end, w.req, false)
 	}
 }
 
@@ -180,20 +189,31 @@ func (fl *flight) extended(end uint32, w *waiter) uint32 {
 // land hands out a block that a call brought. It returns a page of borrowed data
 // on which the caller must wait, if there is one. Callers hold mu.
 func (fl *flight) land(by *call, b chunk.Block, from Source, stored bool) *page {
+	ps := fl.obj.c.pages
 	i := b.Index - fl.span.First
+	promises := 0
 	for _, c := range fl.calls {
 		if !c.left.has(i) {
 			continue
 		}
 		c.left.remove(i)
+		if c.ahead.has(i) {
+			c.ahead.remove(i)
+			promises++
+		}
 		if c != by && c.left.empty() { // by ends by itself, and its connection lives on
 			c.stop(errServed)
 		}
 	}
 	var kept, borrowed *page
 	if !stored || fl.inSteps(i, b) {
-		kept = fl.obj.c.pages.keep(fl.obj.id, b)
+		promised := promises > 0 && !stored && !fl.awaited(i)
+		kept = ps.keep(fl.obj.id, b, promised)
+		if promised {
+			promises--
+		}
 	}
+	ps.unpromise(promises)
 	for _, w := range fl.waiters {
 		if !w.missing.has(i) {
 			continue
@@ -203,28 +223,39 @@ func (fl *flight) land(by *call, b chunk.Block, from Source, stored bool) *page 
 		case w.p != nil:
 			w.copyFrom(fl, b, from)
 			w.copied.add(i)
-		case stored && !w.peer: // it will find the block in the tier
+		case stored && !w.peer:
+			w.came[from].add(i) // it finds the block in the tier
 		case stored:
 			w.ready = append(w.ready, arrival{b.Index, from, nil})
 		default:
 			p := kept
 			if p == nil {
 				if borrowed == nil {
-					borrowed = fl.obj.c.pages.borrow(b)
+					borrowed = ps.borrow(b)
 				}
 				p = borrowed
 			}
-			fl.obj.c.pages.retain(p)
+			ps.retain(p)
 			w.ready = append(w.ready, arrival{b.Index, from, p})
 		}
 		w.wake()
 	}
 	if kept != nil {
-		fl.obj.c.pages.put(kept)
+		ps.put(kept)
 	} else if !stored {
 		fl.obj.c.stats.Streamed.Add(1)
 	}
 	return borrowed
+}
+
+// awaited reports whether anybody waits for a block. Callers hold mu.
+func (fl *flight) awaited(i uint32) bool {
+	for _, w := range fl.waiters {
+		if w.missing.has(i) {
+			return true
+		}
+	}
+	return false
 }
 
 // inSteps reports whether a reader waits for a part of the block only, so that

@@ -19,6 +19,8 @@ type object struct {
 	opened sync.Once
 	tier   TierFile // nil without a disk; set once, before acquire returns
 
+	refused atomic.Bool // the tier did not admit the last block
+
 	mu      sync.Mutex
 	flights map[uint32]*flight // by chunk; each has refs > 0
 
@@ -41,6 +43,7 @@ func (c *Cache) acquire(obj chunk.Object, id chunk.ObjectID) (*object, error) {
 	o := c.objects[id]
 	if o == nil {
 		o = &object{Object: obj, id: id, c: c, flights: make(map[uint32]*flight)}
+		o.refused.Store(c.refused.Load()) // what holds for others will hold for it
 		c.objects[id] = o
 		c.stats.OpenObjects.Add(1)
 	}
@@ -114,12 +117,19 @@ func (o *object) setUnreadable(block uint32) {
 	o.anyUnreadable.Store(true)
 }
 
+// streams reports whether blocks are not to be expected in the tier, so that
+// what is fetched ahead needs a place in memory.
+func (o *object) streams() bool { return o.tier == nil || o.refused.Load() }
+
 // store puts a block into the tier and reports whether it can be served from there.
 func (o *object) store(b chunk.Block) bool {
 	if o.tier == nil {
 		return false
 	}
-	if err := o.tier.Put(b); err != nil {
+	err := o.tier.Put(b)
+	o.refused.Store(err != nil)
+	o.c.refused.Store(err != nil)
+	if err != nil {
 		if o.c.stats.NotAdmitted.Add(1) == 1 { // the tier logs its own state
 			o.c.cfg.Logger.Info("disk tier does not admit a block; it streams through", "object", o.URI(), "block", b.Index, "error", err)
 		}

@@ -3,6 +3,7 @@ package cache
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/shardwell/shardwell/cache/mem"
 	"github.com/shardwell/shardwell/internal/chunk"
@@ -22,8 +23,10 @@ type page struct {
 
 	// Under pages.mu:
 	refs    int
-	dropped bool  // to be freed with the last reference
-	prev    *page // in the ring of idle pages, exactly when refs is 0
+	dropped bool      // to be freed with the last reference
+	fresh   bool      // fetched ahead of its readers, not used yet; one of pages.ahead
+	since   time.Time // when a fresh page was kept
+	prev    *page     // in one of the rings, exactly when refs is 0
 	next    *page
 	done    chan struct{} // of borrowed data: closed with the last reference
 }
@@ -38,21 +41,63 @@ type pages struct {
 
 	mu   sync.Mutex
 	m    map[pageKey]*page
-	used int  // buffers taken from the arena, those being filled included
-	idle page // root of the ring of pages that nobody holds; next is the oldest
+	bufs int // taken from the arena, those being filled included
 	shut bool
+	// Roots of the rings of pages that nobody holds; next is the oldest. Those
+	// that were fetched ahead give way only when they have been waiting for long.
+	idle, unused page
+	// ahead counts blocks promised to be kept until their readers come: on their
+	// way, or fresh. At most half of max, so that the other half serves readers now.
+	ahead int
 }
 
 func newPages(arena *mem.Arena, max int, count *atomic.Int64) *pages {
 	ps := &pages{arena: arena, max: max, count: count, m: make(map[pageKey]*page)}
-	ps.idle.prev, ps.idle.next = &ps.idle, &ps.idle
+	for _, root := range [...]*page{&ps.idle, &ps.unused} {
+		root.prev, root.next = root, root
+	}
 	return ps
+}
+
+// maxUnused is how long a page that was fetched ahead is protected: much longer
+// than a reader takes to get there.
+const maxUnused = 30 * time.Second
+
+// promise reserves room for up to n blocks that will be fetched ahead of their
+// readers, and returns for how many. [pages.keep] or unpromise ends each promise.
+func (ps *pages) promise(n int) int {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	for p := ps.stale(); p != nil && ps.ahead+n > ps.max/2; p = ps.stale() {
+		ps.free(p)
+	}
+	n = max(0, min(n, ps.max/2-ps.ahead))
+	ps.ahead += n
+	return n
+}
+
+func (ps *pages) unpromise(n int) {
+	ps.mu.Lock()
+	ps.ahead -= n
+	ps.mu.Unlock()
+}
+
+// stale returns a page that was fetched ahead and in vain, or nil.
+func (ps *pages) stale() *page {
+	if p := oldest(&ps.unused); p != nil && time.Since(p.since) > maxUnused {
+		return p
+	}
+	return nil
 }
 
 // rest makes p the newest idle page. The ring is in the pages themselves: a read
 // that hits memory allocates nothing.
 func (ps *pages) rest(p *page) {
-	p.prev, p.next = ps.idle.prev, &ps.idle
+	root := &ps.idle
+	if p.fresh {
+		root = &ps.unused
+	}
+	p.prev, p.next = root.prev, root
 	p.prev.next, p.next.prev = p, p
 }
 
@@ -64,12 +109,20 @@ func (ps *pages) rouse(p *page) {
 	}
 }
 
-// oldest returns the page idle for longest, or nil.
-func (ps *pages) oldest() *page {
-	if p := ps.idle.next; p != &ps.idle {
-		return p
+// oldest returns the first page of a ring, or nil.
+func oldest(root *page) *page {
+	if root.next != root {
+		return root.next
 	}
 	return nil
+}
+
+// spend ends a page's freshness.
+func (ps *pages) spend(p *page) {
+	if p.fresh {
+		p.fresh = false
+		ps.ahead--
+	}
 }
 
 // get returns a page and holds it until put, or nil.
@@ -92,6 +145,7 @@ func (ps *pages) has(key pageKey) bool {
 func (ps *pages) hold(p *page) {
 	p.refs++
 	ps.rouse(p)
+	ps.spend(p)
 }
 
 // retain adds a hold to a page that is held.
@@ -125,13 +179,16 @@ func (ps *pages) buffer() []byte {
 	if ps.shut {
 		return nil
 	}
-	if ps.used < ps.max {
+	if ps.bufs < ps.max {
 		if buf := ps.arena.TryGet(); buf != nil {
-			ps.used++
+			ps.bufs++
 			return buf
 		}
 	}
-	p := ps.oldest()
+	p := oldest(&ps.idle)
+	if p == nil {
+		p = ps.stale()
+	}
 	if p == nil {
 		return nil
 	}
@@ -144,7 +201,7 @@ func (ps *pages) buffer() []byte {
 // discard gives back a buffer that became no page.
 func (ps *pages) discard(buf []byte) {
 	ps.mu.Lock()
-	ps.used--
+	ps.bufs--
 	ps.mu.Unlock()
 	ps.arena.Put(buf)
 }
@@ -167,17 +224,28 @@ func (ps *pages) insert(key pageKey, buf []byte, n int, crc uint32) *page {
 	return p
 }
 
-// keep makes a page of a copy of b and holds it, or returns nil when there is no room.
-func (ps *pages) keep(id chunk.ObjectID, b chunk.Block) *page {
+// keep makes a page of a copy of b and holds it, or returns nil when there is no
+// room. Promised says that room was promised; the promise ends here, or when a
+// fresh page is first used.
+func (ps *pages) keep(id chunk.ObjectID, b chunk.Block, promised bool) *page {
 	key := pageKey{id, b.Index}
-	if p := ps.get(key); p != nil {
+	p := ps.get(key)
+	if p == nil {
+		if buf := ps.buffer(); buf != nil {
+			p = ps.insert(key, buf, copy(buf, b.Data), b.CRC)
+		}
+	}
+	if !promised {
 		return p
 	}
-	buf := ps.buffer()
-	if buf == nil {
-		return nil
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if p == nil || p.fresh || ps.m[key] != p {
+		ps.ahead--
+	} else {
+		p.fresh, p.since = true, time.Now()
 	}
-	return ps.insert(key, buf, copy(buf, b.Data), b.CRC)
+	return p
 }
 
 // borrow makes a page of data that is only lent: who made it waits for done
@@ -206,6 +274,7 @@ func (ps *pages) drop(key pageKey) {
 // unlink takes p out of the map and the list.
 func (ps *pages) unlink(p *page) {
 	ps.rouse(p)
+	ps.spend(p)
 	if ps.m[p.key] == p {
 		delete(ps.m, p.key)
 		ps.count.Add(-1)
@@ -214,7 +283,7 @@ func (ps *pages) unlink(p *page) {
 
 func (ps *pages) free(p *page) {
 	ps.unlink(p)
-	ps.used--
+	ps.bufs--
 	ps.arena.Put(p.buf)
 	p.buf, p.data = nil, nil
 }
@@ -224,7 +293,9 @@ func (ps *pages) close() {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	ps.shut = true
-	for p := ps.oldest(); p != nil; p = ps.oldest() {
-		ps.free(p)
+	for _, root := range [...]*page{&ps.idle, &ps.unused} {
+		for p := oldest(root); p != nil; p = oldest(root) {
+			ps.free(p)
+		}
 	}
 }

@@ -263,6 +263,12 @@ func TestReadLate(t *testing.T) {
 					t.Error("not the right bytes")
 				}
 
+				// What was waited for came from the origin, though it lay in a tier
+				// when there was a buffer; the second chunk may have come meanwhile.
+				if got := r.Stats().ReadBytes[FromOrigin].Load(); got < 512<<10-1000 {
+					t.Errorf("bytes counted as from the origin: got %d", got)
+				}
+
 				no := errors.New("no buffer")
 				if _, err := f.ReadLate(t.Context(), 0, 10, func() ([]byte, error) { return nil, no }); !errors.Is(err, no) {
 					t.Errorf("take failed: got %v", err)
