@@ -144,6 +144,46 @@ func TestKillInTheMiddleOfABroadcast(t *testing.T) {
 	}
 }
 
+// SEMANTICS C1: A node that dies, restarts or joins costs a reader a retry, never an error.
+func TestMembersComeAndGo(t *testing.T) {
+	inCluster(t, 6, 8<<20, func(t *testing.T, c *cluster) {
+		c.origin.delay = func(ctx context.Context) error { return pause(ctx, 20*time.Millisecond) }
+		owners := func(ids ...string) {
+			for _, r := range c.rings {
+				r.mu.Lock()
+				r.earlier, r.owners = r.owners[:1], ids
+				r.mu.Unlock()
+			}
+		}
+		owners("n0", "n1", "n4")
+		begin := time.Now()
+		var wg sync.WaitGroup
+		wg.Go(func() { c.readAll("n2", "n3", "n4") })
+		after := func(d time.Duration, f func()) {
+			if err := pause(t.Context(), d); err != nil {
+				t.Fatal(err)
+			}
+			f()
+		}
+		after(300*time.Millisecond, func() { c.net.kill("n0:1") })   // dies
+		after(300*time.Millisecond, func() { c.nodes["n1"].stop() }) // stops in order
+		n0, n1 := c.nodes["n0"], c.nodes["n1"]
+		after(400*time.Millisecond, func() { n0.stop(); c.start("n0") }) // comes back, with nothing
+		after(300*time.Millisecond, func() { owners("n5", "n0", "n4") }) // joins, and owns all
+		after(300*time.Millisecond, func() { c.net.kill("n5:1") })
+		wg.Wait()
+		if took := time.Since(begin); took > 10*time.Second {
+			t.Errorf("took %v", took)
+		}
+		n1.stop()
+		for _, id := range []string{"n2", "n3", "n4"} {
+			if n := len(c.nodes[id].have); n != 128 {
+				t.Errorf("%s has %d blocks", id, n)
+			}
+		}
+	})
+}
+
 func TestStreamsEndWithinGrace(t *testing.T) {
 	inCluster(t, 2, 512<<10, func(t *testing.T, c *cluster) {
 		n0 := c.nodes["n0"]

@@ -176,6 +176,8 @@ func TestAnswersOfTheOriginAreFinal(t *testing.T) {
 	}
 }
 
+// SEMANTICS C3: A peer that sends wrong, short or foreign bytes is found out on arrival; the block is fetched elsewhere and the reader never sees it.
+// Short and foreign answers, of every kind, are in transfer's TestFaultyAnswers.
 func TestPoisonedPeer(t *testing.T) {
 	for name, spoil := range map[string]func(*chunk.Piece){
 		"wrong bytes":    func(p *chunk.Piece) { p.Data = bytes.Clone(p.Data); p.Data[1] ^= 1 },

@@ -40,7 +40,7 @@ type ClientConfig struct {
 	Geometry chunk.Geometry
 	Signer   *Signer  // nil only in a cluster without a secret
 	Dial     DialFunc // nil dials TCP
-	Buffers  Buffers  // nil allocates, one buffer a fetch
+	Buffers  Buffers  // nil allocates, at most one buffer a fetch
 	Stats    *Stats
 	Logger   *slog.Logger // nil discards
 
@@ -90,8 +90,8 @@ func (c *ClientConfig) setDefaults() {
 	}
 }
 
-// pool is Buffers without a bound of its own: each fetch holds one, and fetches
-// are bounded.
+// pool is Buffers without a bound of its own: a fetch holds at most one, and
+// fetches are bounded.
 type pool struct{ p sync.Pool }
 
 func newPool(g chunk.Geometry) *pool {
@@ -212,30 +212,44 @@ func (c *Client) fetch(parent context.Context, to Target, req Request, deliver c
 
 // receive reads the body and delivers its blocks.
 func (c *Client) receive(w *watchdog, body io.Reader, req Request, deliver chunk.Deliver) error {
-	w.pause()
-	buf, err := c.cfg.Buffers.Get(w.ctx)
-	if err != nil {
-		return &DeliverError{Err: err}
-	}
-	defer c.cfg.Buffers.Put(buf)
 	frames := newFrameReader(body, c.cfg.Geometry, req.Object.Size, req.Span)
 	frames.alive = func() { w.reset(c.cfg.StallTimeout) }
 	for {
 		w.resume(c.cfg.StallTimeout)
-		b, err := frames.next(buf)
+		h, err := frames.head()
+		w.pause()
 		if err == io.EOF {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		w.pause() // a slow disk here is not the peer's fault
-		c.cfg.Stats.ReceivedBlocks.Add(1)
-		c.cfg.Stats.ReceivedBytes.Add(int64(len(b.Data)))
-		if err := deliver(b); err != nil {
-			return &DeliverError{Err: err}
+		if err := c.receiveBlock(w, frames, h, deliver); err != nil {
+			return err
 		}
 	}
+}
+
+// receiveBlock takes a buffer only now that bytes are on their way. Streams that
+// waited with one in hand could leave none for those they wait for.
+func (c *Client) receiveBlock(w *watchdog, frames *frameReader, h FrameHeader, deliver chunk.Deliver) error {
+	buf, err := c.cfg.Buffers.Get(w.ctx)
+	if err != nil {
+		return &DeliverError{Err: err}
+	}
+	defer c.cfg.Buffers.Put(buf)
+	w.resume(c.cfg.StallTimeout)
+	b, err := frames.block(h, buf)
+	w.pause() // a slow disk here is not the peer's fault
+	if err != nil {
+		return err
+	}
+	c.cfg.Stats.ReceivedBlocks.Add(1)
+	c.cfg.Stats.ReceivedBytes.Add(int64(len(b.Data)))
+	if err := deliver(b); err != nil {
+		return &DeliverError{Err: err}
+	}
+	return nil
 }
 
 // roundTrip signs and sends a request and waits for the answer's headers.

@@ -110,32 +110,41 @@ func (e *CorruptError) Error() string { return fmt.Sprintf("block %d: %v", e.Blo
 // Unwrap makes errors.Is find chunk.ErrCorrupt.
 func (e *CorruptError) Unwrap() error { return chunk.ErrCorrupt }
 
-// next reads and checks one block into buf, which has room for the largest. It
-// returns io.EOF after the last block of the span, and io.ErrUnexpectedEOF when
-// the sender went away before it.
-func (f *frameReader) next(buf []byte) (chunk.Block, error) {
+// head reads the header of the next block and checks that it is one that is
+// wanted. It returns io.EOF after the last block of the span, and io.ErrUnexpectedEOF
+// when the sender went away before it.
+func (f *frameReader) head() (FrameHeader, error) {
 	if f.got.full() {
-		if f.signs != Signs {
-			return chunk.Block{}, fmt.Errorf("%w: %d signs of life", ErrMalformed, f.signs)
-		}
-		var one [1]byte
-		if n, err := io.ReadFull(f.r, one[:]); n != 0 {
-			return chunk.Block{}, fmt.Errorf("%w: bytes behind the last block", ErrMalformed)
-		} else if err != io.EOF {
-			return chunk.Block{}, err
-		}
-		return chunk.Block{}, io.EOF
+		return FrameHeader{}, f.end()
 	}
 	h, err := f.header()
 	if err != nil {
-		return chunk.Block{}, err
+		return FrameHeader{}, err
 	}
 	if want := f.geometry.BlockLen(f.size, h.Block); !f.got.span.Contains(h.Block) || int(h.Length) != want {
-		return chunk.Block{}, fmt.Errorf("%w: block %d of %d bytes for %v", ErrMalformed, h.Block, h.Length, f.got.span)
+		return FrameHeader{}, fmt.Errorf("%w: block %d of %d bytes for %v", ErrMalformed, h.Block, h.Length, f.got.span)
 	}
 	if !f.got.add(h.Block) {
-		return chunk.Block{}, fmt.Errorf("%w: block %d comes twice", ErrMalformed, h.Block)
+		return FrameHeader{}, fmt.Errorf("%w: block %d comes twice", ErrMalformed, h.Block)
 	}
+	return h, nil
+}
+
+// end returns io.EOF when nothing is missing or too much.
+func (f *frameReader) end() error {
+	if f.signs != Signs {
+		return fmt.Errorf("%w: %d signs of life", ErrMalformed, f.signs)
+	}
+	var one [1]byte
+	if n, err := io.ReadFull(f.r, one[:]); n == 0 {
+		return err
+	}
+	return fmt.Errorf("%w: bytes behind the last block", ErrMalformed)
+}
+
+// block reads and checks the bytes that h announces into buf, which has room for
+// the largest block.
+func (f *frameReader) block(h FrameHeader, buf []byte) (chunk.Block, error) {
 	data := buf[:h.Length]
 	if _, err := io.ReadFull(f.r, data); err != nil {
 		return chunk.Block{}, truncated(err)

@@ -52,10 +52,14 @@ func readAll(wire []byte, size int64, span chunk.Span) (got []chunk.Block, err e
 	f := newFrameReader(bytes.NewReader(wire), small, size, span)
 	buf := make([]byte, small.BlockBytes)
 	for {
-		b, err := f.next(buf)
+		h, err := f.head()
 		if err == io.EOF {
 			return got, nil
 		}
+		if err != nil {
+			return got, err
+		}
+		b, err := f.block(h, buf)
 		if err != nil {
 			return got, err
 		}

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -211,6 +212,8 @@ func TestFailureInTheMiddle(t *testing.T) {
 	}
 }
 
+// SEMANTICS B3: A block is shown to a reader, forwarded to a peer or kept as present only after its checksum was checked.
+// What is delivered is what will be shown, forwarded and kept.
 func TestDamageIsReported(t *testing.T) {
 	r := start(t, newLender(t, 512<<10, false), nil)
 	r.change = func(p *chunk.Piece) {
@@ -398,5 +401,39 @@ func TestNobodyThere(t *testing.T) {
 	ln.Close()
 	if _, err := r.fetch(t, r.request(0)); !errors.Is(err, ErrUnreachable) {
 		t.Errorf("%v", err)
+	}
+}
+
+// meter is Buffers that counts how many are lent.
+type meter struct {
+	lent atomic.Int64
+	back chan struct{} // told of each that came back
+}
+
+func (m *meter) Get(context.Context) ([]byte, error) {
+	m.lent.Add(1)
+	return make([]byte, small.BlockBytes), nil
+}
+
+func (m *meter) Put([]byte) {
+	m.lent.Add(-1)
+	m.back <- struct{}{}
+}
+
+// Streams that wait for a block leave the memory to those that have one.
+func TestWaitingHoldsNoBuffer(t *testing.T) {
+	m := meter{back: make(chan struct{}, 8)}
+	r := start(t, newLender(t, 512<<10, true), func(_ *ServerConfig, c *ClientConfig) { c.Buffers = &m })
+	r.before = func(_ context.Context, sent int) error {
+		if sent > 0 {
+			<-m.back // the asker is done with what was sent, and waits for more
+			if n := m.lent.Load(); n != 0 {
+				t.Errorf("%d buffers are lent", n)
+			}
+		}
+		return nil
+	}
+	if order, err := r.fetch(t, r.request(0)); err != nil || len(order) != 8 || m.lent.Load() != 0 {
+		t.Errorf("%v, %v, %d buffers are lent", order, err, m.lent.Load())
 	}
 }
