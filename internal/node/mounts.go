@@ -25,6 +25,7 @@ import (
 const (
 	maxMounts    = 1024
 	checkTimeout = 15 * time.Second // for the question whether the dataset is there
+	probeAfter   = 4 * time.Second  // without an answer to it, before the origin is asked directly
 )
 
 // mounts are the sessions of a node.
@@ -212,9 +213,7 @@ func (n *Node) open(ctx context.Context, m *mount, dir string) (err error) {
 	if err != nil {
 		return err
 	}
-	check, cancel := context.WithTimeout(ctx, checkTimeout)
-	defer cancel()
-	if err := m.session.Check(check); err != nil {
+	if err := n.check(ctx, m); err != nil {
 		return errors.Join(err, m.session.Close())
 	}
 	if err := m.session.Mount(dir); err != nil {
@@ -232,6 +231,23 @@ func (n *Node) open(ctx context.Context, m *mount, dir string) (err error) {
 		<-m.ended
 		return ctx.Err()
 	}
+}
+
+// check looks whether the dataset is there. An answer that does not come soon is
+// not waited for as readers would: the origin is asked once, to hear what is wrong.
+func (n *Node) check(ctx context.Context, m *mount) error {
+	soon, cancel := context.WithTimeout(ctx, probeAfter)
+	defer cancel()
+	err := m.session.Check(soon)
+	if soon.Err() == nil || ctx.Err() != nil {
+		return err
+	}
+	probe, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	if err := n.origins.probe(probe, m.bucket); err != nil {
+		return fmt.Errorf("%s: %w", m.uri, err)
+	}
+	return m.session.Check(probe)
 }
 
 // serve runs a session until it ends, then forgets it.

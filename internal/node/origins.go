@@ -160,6 +160,19 @@ func (o *origins) raw(b objstore.Bucket) (objstore.Store, func(), error) {
 	return s, s.Close, nil
 }
 
+// probe asks the origin for a name, once, and returns what is wrong.
+func (o *origins) probe(ctx context.Context, b objstore.Bucket) error {
+	o.mu.Lock()
+	raw, closeRaw, err := o.raw(b)
+	o.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	defer closeRaw()
+	_, err = objstore.NewCount(raw, &o.stats).List(ctx, objstore.ListRequest{Delimiter: "/", Limit: 1})
+	return err
+}
+
 // setMembers gives this node its part of the cluster's rate.
 func (o *origins) setMembers(count int) {
 	if o.cfg.MaxOriginRate > 0 {
