@@ -69,12 +69,6 @@ func (d *disks) tier() cache.Tier {
 	return cache.TierOf(d)
 }
 
-// file is a file of a directory as the cache wants it.
-type file struct{ *disk.File }
-
-// Suspect implements cache.TierFile.
-func (f file) Suspect(block uint32) { f.File.Suspect(block) }
-
 // place returns the directory of an object: the one with the highest score, so
 // that one that is added or lost moves only its own share.
 func (d *disks) place(id chunk.ObjectID) *disk.Dir {
@@ -94,21 +88,19 @@ func (d *disks) place(id chunk.ObjectID) *disk.Dir {
 }
 
 // Acquire implements cache.Tier.
-func (d *disks) Acquire(obj chunk.Object, id chunk.ObjectID, owned bool) (file, error) {
+func (d *disks) Acquire(obj chunk.Object, id chunk.ObjectID, owned bool) (*disk.File, error) {
 	if len(d.dirs) == 0 {
-		return file{}, errNoDisk
+		return nil, errNoDisk
 	}
-	f, err := d.place(id).Acquire(obj, id, owned)
-	return file{f}, err
+	return d.place(id).Acquire(obj, id, owned)
 }
 
 // Find implements cache.Tier.
-func (d *disks) Find(id chunk.ObjectID) (file, error) {
+func (d *disks) Find(id chunk.ObjectID) (*disk.File, error) {
 	if len(d.dirs) == 0 {
-		return file{}, errNoDisk
+		return nil, errNoDisk
 	}
-	f, err := d.place(id).Find(id)
-	return file{f}, err
+	return d.place(id).Find(id)
 }
 
 // Run keeps the directories within their budgets until ctx ends.

@@ -116,7 +116,7 @@ func (c collector) disks(m sender) {
 		sum += used
 		m.gauge(diskUsedBytes, used, d.Path())
 		m.gauge(diskBudgetBytes, budget, d.Path())
-		m.gauge(diskState, 1, d.Path(), "normal")
+		m.gauge(diskState, 1, d.Path(), d.State().String())
 		s := d.Stats()
 		for r := range reasons {
 			reasons[r] += s.Rejected[r].Load()

@@ -33,7 +33,7 @@ func (n *Node) Status(ctx context.Context) (control.Status, error) {
 	}
 	for _, d := range n.disks.dirs {
 		used, budget := d.Usage()
-		st.Disks = append(st.Disks, control.Disk{Path: d.Path(), State: "normal", UsedBytes: used, BudgetBytes: budget})
+		st.Disks = append(st.Disks, control.Disk{Path: d.Path(), State: d.State().String(), UsedBytes: used, BudgetBytes: budget})
 	}
 	mounts := n.mounts.all()
 	for _, m := range mounts {
