@@ -37,6 +37,9 @@ type stopSignal struct{ os.Signal }
 
 func (s stopSignal) Error() string { return s.String() }
 
+// Is makes the cause of an end look like the end itself.
+func (s stopSignal) Is(target error) bool { return target == context.Canceled }
+
 // exitCode returns the code that tells what err was.
 func exitCode(ctx context.Context, err error) int {
 	var usage usageError

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 //	origin PREFIX=FILE...   an S3 server with the bucket "data"; sets $ENDPOINT
 //	free-port NAME          sets $NAME to a free address on loopback
 //	ready SOCKET            waits until a node answers
-//	mounted DIR             waits until something is mounted there
+//	mounted PATTERN         waits until something is mounted on such a directory
 //	code N PROGRAM ARGS...  runs a program that must end with this code
 //
 // and the condition [mounts].
@@ -143,14 +143,17 @@ func cmdReady(ts *testscript.TestScript, neg bool, args []string) {
 	})
 }
 
-// cmdMounted waits until something is mounted on a directory.
+// cmdMounted waits until something is mounted on a directory that a pattern fits.
 func cmdMounted(ts *testscript.TestScript, neg bool, args []string) {
-	dir := ts.MkAbs(args[0])
+	pattern := ts.MkAbs(args[0])
 	await(ts, func() error {
-		if _, ok := fuse.FindMount(dir); !ok {
-			return fmt.Errorf("nothing is mounted on %s", dir)
+		all, err := fuse.Mounts()
+		for _, m := range all {
+			if ok, _ := filepath.Match(pattern, m.Dir); ok {
+				return nil
+			}
 		}
-		return nil
+		return errors.Join(err, fmt.Errorf("nothing is mounted on %s", pattern))
 	})
 }
 

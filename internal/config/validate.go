@@ -130,8 +130,10 @@ func checkNode(c Config) *problem {
 	if !slices.Contains([]string{"text", "json"}, c.LogFormat) {
 		return &problem{[]string{"log-format"}, fmt.Sprintf("%q is no log format", c.LogFormat), "use text or json"}
 	}
-	if c.ControlSocket == "" || len(c.ControlSocket) > 107 { // sun_path of Linux, less its NUL
-		return &problem{[]string{"control-socket"}, fmt.Sprintf("path %q is empty or longer than 107 bytes", c.ControlSocket), "use a shorter path"}
+	// sun_path of Linux has 108 bytes; some are for the name under which the socket is made.
+	const maxSocketBytes = 96
+	if c.ControlSocket == "" || len(c.ControlSocket) > maxSocketBytes {
+		return &problem{[]string{"control-socket"}, fmt.Sprintf("path %q is empty or longer than %d bytes", c.ControlSocket, maxSocketBytes), "use a shorter path"}
 	}
 	for _, d := range c.OriginDirs {
 		if !filepath.IsAbs(d) {

@@ -69,20 +69,33 @@ func (c *cluster) start(ctx context.Context, n int) error {
 		}
 		c.all = append(c.all, m)
 	}
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	return c.join(ctx)
+}
+
+// join waits until all nodes know each other, and mounts.
+func (c *cluster) join(ctx context.Context) error {
+	timely, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	for _, m := range c.all {
-		if err := m.await(ctx, n); err != nil {
-			return m.failed("start", err)
+		if err := m.await(timely, len(c.all)); err != nil {
+			return m.blame(ctx, "start", err)
 		}
 	}
 	for _, m := range c.all {
 		req := control.MountRequest{URI: "s3://" + bucketName + "/", Dir: m.mount}
-		if _, err := m.client.Mount(ctx, req); err != nil {
-			return m.failed("mount", err)
+		if _, err := m.client.Mount(timely, req); err != nil {
+			return m.blame(ctx, "mount", err)
 		}
 	}
 	return nil
+}
+
+// blame returns the end of ctx as the reason if it has ended, else that of m.
+func (m *member) blame(ctx context.Context, what string, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return m.failed(what, err)
 }
 
 // launch starts the process of a node.

@@ -181,7 +181,7 @@ func (d *demo) counters(ctx context.Context) ([]control.Bytes, error) {
 	for _, m := range d.nodes.all {
 		st, err := m.client.Status(ctx)
 		if err != nil {
-			return nil, m.failed("status", err)
+			return nil, m.blame(ctx, "status", err)
 		}
 		out = append(out, st.Bytes)
 	}
