@@ -293,7 +293,8 @@ type cluster struct {
 	object  chunk.Object
 	members *Directory
 	rings   map[string]*toyRing
-	nodes   map[string]*node
+	mu      sync.Mutex
+	nodes   map[string]*node // changed under mu by the test's goroutine
 	signer  *transfer.Signer
 	logs    bytes.Buffer
 }
@@ -358,6 +359,8 @@ func (c *cluster) start(id string) *node {
 			c.t.Errorf("%s: %v", id, err)
 		}
 	})
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.nodes[id] = n
 	return n
 }
@@ -391,8 +394,11 @@ func (c *cluster) readAll(ids ...string) {
 
 func (c *cluster) readObject(id string) {
 	c.t.Helper()
+	c.mu.Lock()
+	n := c.nodes[id]
+	c.mu.Unlock()
 	for i := range small.Chunks(c.object.Size) {
-		got, err := c.nodes[id].read(context.Background(), i)
+		got, err := n.read(context.Background(), i)
 		if err != nil {
 			c.t.Errorf("%s reads chunk %d: %v", id, i, err)
 			return

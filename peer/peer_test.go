@@ -221,6 +221,31 @@ func TestSlowPeerIsLeft(t *testing.T) {
 	})
 }
 
+// A caller that gives up on a silent member before we do is not sent there again.
+func TestImpatientCaller(t *testing.T) {
+	inCluster(t, 3, 1<<20, func(t *testing.T, c *cluster) {
+		c.net.sever("n2", "n0:1")
+		tooSlow := errors.New("no block for 1.8 s")
+		fetch := func(index uint32) error {
+			ctx, cancel := context.WithTimeoutCause(t.Context(), 1800*time.Millisecond, tooSlow)
+			defer cancel()
+			req := chunk.Request{Object: c.object, ID: c.object.ID(), Span: small.ChunkSpan(c.object.Size, index)}
+			return c.nodes["n2"].peers.Fetch(ctx, req, func(chunk.Block) error { return nil })
+		}
+		if err := fetch(0); !errors.Is(err, tooSlow) {
+			t.Errorf("%v", err)
+		}
+		within(t, time.Second, func() {
+			if err := fetch(0); err != nil {
+				t.Errorf("%v", err)
+			}
+		})
+		if n := c.nodes["n2"].peers.Stats().BreakerOpens.Load(); n != 1 {
+			t.Errorf("%d members were set aside", n)
+		}
+	})
+}
+
 func TestNames(t *testing.T) {
 	inCluster(t, 3, 64<<10, func(t *testing.T, c *cluster) {
 		q := objstore.Query{Bucket: objstore.Bucket{Origin: "o", Name: "b"}, MaxAge: time.Minute}

@@ -86,9 +86,13 @@ func judge(ctx context.Context, err error) verdict {
 	switch {
 	case err == nil || errors.As(err, new(*transfer.RedirectError)):
 		return healthy
-	case errors.As(err, &deliver) || ctx.Err() != nil:
+	case errors.As(err, &deliver):
 		return nothing
-	case isDamage(err) || errors.Is(err, transfer.ErrSlow): // the next wait would cost a reader as much
+	case errors.Is(err, transfer.ErrSlow): // the next wait would cost a reader as much
+		return harmful
+	case ctx.Err() != nil:
+		return nothing
+	case isDamage(err):
 		return harmful
 	case errors.As(err, &remote):
 		switch {

@@ -123,7 +123,7 @@ func NewClient(cfg ClientConfig) *Client {
 			},
 			DisableCompression:     true,
 			MaxIdleConns:           idle,
-			MaxIdleConnsPerHost:    max(2, idle/4),
+			MaxIdleConnsPerHost:    idle,
 			IdleConnTimeout:        cfg.IdleTimeout,
 			MaxResponseHeaderBytes: maxHeaderBytes,
 			ReadBufferSize:         16 << 10,
@@ -147,7 +147,7 @@ func (c *Client) Close() { c.transport.CloseIdleConnections() }
 //   - [ErrWaited]: it is alive, and the next block did not come in time;
 //   - [chunk.ErrCorrupt], [ErrMalformed], [ErrImpostor]: the answer cannot be believed;
 //   - [*DeliverError]: deliver's own error;
-//   - the error of ctx.
+//   - the cause of ctx's end, and ErrSlow with it when the peer was silent then.
 //
 // Blocks delivered before the error are good.
 func (c *Client) Fetch(ctx context.Context, to Target, req Request, deliver chunk.Deliver) error {
@@ -294,7 +294,7 @@ func (c *Client) checkAnswer(to Target, resp *http.Response, sent tag) error {
 	switch {
 	case resp.StatusCode == http.StatusOK || resp.StatusCode == http.StatusNoContent:
 		return nil
-	case resp.StatusCode == http.StatusMisdirectedRequest && h.Get(headerRedirect) != "":
+	case resp.StatusCode == http.StatusMisdirectedRequest && validMemberID(h.Get(headerRedirect)):
 		return &RedirectError{Peer: to.ID, Member: h.Get(headerRedirect)}
 	case remote.Class == nil:
 		remote.Class = ErrMalformed
