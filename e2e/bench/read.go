@@ -18,13 +18,27 @@ import (
 // readBytes is the size of sequential reads.
 const readBytes = 1 << 20
 
+// open is the bare system call, made again when a signal of the runtime interrupts it.
+func open(path string) (int, error) {
+	for {
+		fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+		if errors.Is(err, syscall.EINTR) {
+			continue
+		}
+		if err != nil {
+			return -1, fmt.Errorf("open %s: %w", path, err)
+		}
+		return fd, nil
+	}
+}
+
 // readFile reads a file to its end in 1 MiB reads and returns how long it took.
 // It uses bare system calls: the runtime's poller has no part in it.
 func readFile(path string, size int64) (time.Duration, error) {
 	begin := time.Now()
-	fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+	fd, err := open(path)
 	if err != nil {
-		return 0, fmt.Errorf("open %s: %w", path, err)
+		return 0, err
 	}
 	defer syscall.Close(fd)
 	buf := make([]byte, readBytes)
@@ -57,7 +71,7 @@ func randomRead(path string, size int64, count int, seed uint64) (float64, error
 	begin := time.Now()
 	for i := range threads {
 		wg.Go(func() {
-			fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+			fd, err := open(path)
 			if err != nil {
 				errs[i] = err
 				return
@@ -67,7 +81,11 @@ func randomRead(path string, size int64, count int, seed uint64) (float64, error
 			buf := make([]byte, length)
 			for range count {
 				off := rng.Int64N(size/length) * length
-				if n, err := syscall.Pread(fd, buf, off); n != length || err != nil {
+				n, err := syscall.Pread(fd, buf, off)
+				for errors.Is(err, syscall.EINTR) {
+					n, err = syscall.Pread(fd, buf, off)
+				}
+				if n != length || err != nil {
 					errs[i] = fmt.Errorf("read %s at %d: %d bytes, %w", path, off, n, err)
 					return
 				}
@@ -139,9 +157,9 @@ func parallelGet(c *http.Client, url string, size int64, connections int, part i
 // readTimed is readFile that also tells when the first MiB was there.
 func readTimed(path string, size int64) (whole, first time.Duration, err error) {
 	begin := time.Now()
-	fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+	fd, err := open(path)
 	if err != nil {
-		return 0, 0, fmt.Errorf("open %s: %w", path, err)
+		return 0, 0, err
 	}
 	defer syscall.Close(fd)
 	buf := make([]byte, readBytes)
