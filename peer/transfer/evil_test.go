@@ -70,7 +70,7 @@ func TestFaultyAnswers(t *testing.T) {
 		}, 0, ErrMalformed},
 		"garbage":       {func(w http.ResponseWriter, r *http.Request) { answer(w, r, someBytes(3, len(whole))) }, 0, ErrMalformed},
 		"status":        {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }, 0, ErrMalformed},
-		"http redirect": {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "http://127.0.0.1:1/", 307) }, 0, ErrMalformed},
+		"http redirect": {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "http://127.0.0.1:1/", http.StatusTemporaryRedirect) }, 0, ErrMalformed},
 		"redirect to no name": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set(headerRedirect, "a,b")
 			w.WriteHeader(http.StatusMisdirectedRequest)
