@@ -68,9 +68,11 @@ func TestFaultyAnswers(t *testing.T) {
 			wire[Signs*FrameHeaderBytes] = 9
 			answer(w, r, wire)
 		}, 0, ErrMalformed},
-		"garbage":       {func(w http.ResponseWriter, r *http.Request) { answer(w, r, someBytes(3, len(whole))) }, 0, ErrMalformed},
-		"status":        {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }, 0, ErrMalformed},
-		"http redirect": {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "http://127.0.0.1:1/", http.StatusTemporaryRedirect) }, 0, ErrMalformed},
+		"garbage": {func(w http.ResponseWriter, r *http.Request) { answer(w, r, someBytes(3, len(whole))) }, 0, ErrMalformed},
+		"status":  {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }, 0, ErrMalformed},
+		"http redirect": {func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "http://127.0.0.1:1/", http.StatusTemporaryRedirect)
+		}, 0, ErrMalformed},
 		"redirect to no name": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set(headerRedirect, "a,b")
 			w.WriteHeader(http.StatusMisdirectedRequest)
