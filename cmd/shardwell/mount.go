@@ -9,9 +9,11 @@ import (
 	"path/filepath"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/shardwell/shardwell/fuse"
 	"github.com/shardwell/shardwell/internal/config"
 	"github.com/shardwell/shardwell/internal/control"
 )
@@ -22,8 +24,9 @@ func newMount(s streams) *cobra.Command {
 		Short: "Mount a dataset",
 		Long: `Mounts s3://BUCKET/PREFIX, or file:///DIR of a directory origin, read-only on DIR. The node that runs on this
 machine does it; without one, or with --foreground, this command is a node itself until Ctrl-C, which unmounts.`,
-		Example: `  shardwell mount s3://datasets/imagenet /data --endpoint https://s3.example.com`,
-		Args:    exactArgs("URI", "DIR"),
+		Example:           `  shardwell mount s3://datasets/imagenet /data --endpoint https://s3.example.com`,
+		Args:              exactArgs("URI", "DIR"),
+		ValidArgsFunction: completeURI,
 	}
 	opts := configured(cmd, config.ScopeNode, config.ScopeOrigin, config.ScopeMount, config.ScopeClient)
 	foreground := cmd.Flags().Bool("foreground", false, "Run a node of its own in the foreground, even beside one that runs.")
@@ -111,8 +114,33 @@ func mountHere(ctx context.Context, s streams, cfg config.Resolved, uri, dir str
 	}
 	say(s, reply, dir)
 	fmt.Fprintln(s.err, "Ctrl-C unmounts")
-	<-d.stopped
+	d.awaitUnmount(dir, stop)
 	return d.err
+}
+
+// unmountPoll is how often a node in the foreground looks whether it is still needed.
+const unmountPoll = time.Second
+
+// awaitUnmount returns when the daemon has ended, and ends it when the mount that
+// it was started for has gone and nobody made another.
+func (d *daemon) awaitUnmount(dir string, stop func()) {
+	tick := time.NewTicker(unmountPoll)
+	defer tick.Stop()
+	for {
+		select {
+		case <-d.stopped:
+			return
+		case <-tick.C:
+		}
+		if _, mounted := fuse.FindMount(dir); mounted {
+			continue
+		}
+		if st, err := d.node.Status(context.Background()); err == nil && len(st.Mounts) == 0 {
+			stop()
+			<-d.stopped
+			return
+		}
+	}
 }
 
 // ownCache gives a node in the foreground a place for its cache when it was given none.
@@ -150,7 +178,11 @@ func mountpoint(arg string) (string, error) {
 	case !st.IsDir():
 		return "", fmt.Errorf("mountpoint %s: not a directory: name one", dir)
 	}
-	return dir, nil
+	real, err := filepath.EvalSymlinks(dir) // as the kernel's table of mounts has it
+	if err != nil {
+		return "", fmt.Errorf("mountpoint %s: %w", dir, err)
+	}
+	return real, nil
 }
 
 // completeURI offers what opens a URI.

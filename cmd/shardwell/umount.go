@@ -39,6 +39,9 @@ died is taken away, so that the directory can be used again.`,
 
 func runUmount(ctx context.Context, s streams, cfg config.Resolved, dir string) error {
 	m, mounted := fuse.FindMount(dir)
+	if real, err := filepath.EvalSymlinks(dir); !mounted && err == nil { // a link to it
+		m, mounted = fuse.FindMount(real)
+	}
 	if !mounted {
 		return fmt.Errorf("%s: nothing is mounted there", dir)
 	}
@@ -48,12 +51,12 @@ func runUmount(ctx context.Context, s streams, cfg config.Resolved, dir string) 
 	client, err := control.Dial(ctx, cfg.ControlSocket)
 	if err == nil {
 		defer client.Close()
-		return client.Umount(ctx, dir)
+		return client.Umount(ctx, m.Dir)
 	}
-	if !errors.Is(err, control.ErrNoNode) || served(dir) {
+	if !errors.Is(err, control.ErrNoNode) || served(m.Dir) {
 		return err
 	}
-	if err := fuse.UnmountDir(dir, true); err != nil {
+	if err := fuse.UnmountDir(m.Dir, true); err != nil {
 		return err
 	}
 	fmt.Fprintf(s.err, "its node had died: took the mount of %s away\n", m.URI())

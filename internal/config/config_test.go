@@ -202,6 +202,27 @@ func TestErrorsAreOneLineWithWhereAndWhatToDo(t *testing.T) {
 	}
 }
 
+// SEMANTICS C5: A node does not listen beyond loopback without a secret unless told `--insecure`;
+// members prove who they are with every request. (The second half is proven in peer/transfer.)
+func TestNothingIsOpenToTheNetworkByDefault(t *testing.T) {
+	for _, addr := range []string{"0.0.0.0:7946", "[::]:7946", "10.0.0.5:7946", "127.0.0.1:7946", "[::1]:7946", "127.9.9.9:1"} {
+		loopback := strings.HasPrefix(addr, "127.") || strings.HasPrefix(addr, "[::1]")
+		for _, option := range []string{"SHARDWELL_BIND", "SHARDWELL_PEER_BIND"} {
+			_, bare := Load(Inputs{Environ: []string{option + "=" + addr, "SHARDWELL_METRICS_BIND=off", "SHARDWELL_NAME=x"}})
+			if option == "SHARDWELL_BIND" || addr != "127.0.0.1:7946" { // that one is the default of --bind
+				if (bare == nil) != loopback {
+					t.Errorf("%s=%s without a secret: got %v, want it allowed: %v", option, addr, bare, loopback)
+				}
+				for _, with := range []string{"SHARDWELL_SECRET_FILE=/s", "SHARDWELL_INSECURE=true"} {
+					if _, err := Load(Inputs{Environ: []string{option + "=" + addr, with}}); err != nil {
+						t.Errorf("%s=%s with %s: %v", option, addr, with, err)
+					}
+				}
+			}
+		}
+	}
+}
+
 func TestMissingFile(t *testing.T) {
 	_, err := Load(Inputs{File: "/does/not/exist.yaml"})
 	if err == nil || !strings.Contains(err.Error(), "/does/not/exist.yaml: no such file or directory: --config") {
