@@ -52,7 +52,7 @@ func (s *Session) Adopt(dev *os.File, dir string) error {
 	if err != nil {
 		return fmt.Errorf("adopt %s: %w", dir, err)
 	}
-	dir = absolute(dir)
+	dir = Canonical(dir)
 	s.dev = fd
 	s.dir.Store(&dir)
 	s.adopted = true

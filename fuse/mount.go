@@ -89,7 +89,7 @@ func (m MountEntry) URI() string { return strings.TrimPrefix(m.Source, sourcePre
 // FindMount returns the topmost mount whose mount point is dir. It asks the mount
 // table, never the mount, which may have lost its server.
 func FindMount(dir string) (MountEntry, bool) {
-	dir = absolute(dir)
+	dir = Canonical(dir)
 	all, err := Mounts()
 	if err != nil {
 		return MountEntry{}, false
@@ -102,12 +102,18 @@ func FindMount(dir string) (MountEntry, bool) {
 	return MountEntry{}, false
 }
 
-// absolute cleans a path and resolves links in the part above it: the last part
-// may be a mount that does not answer.
-func absolute(dir string) string {
+// Canonical returns the path under which the mount table has a directory: absolute,
+// with links resolved. It does not look into the directory itself, which may be a
+// mount that does not answer.
+func Canonical(dir string) string {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
 		return dir
+	}
+	if _, err := os.Readlink(abs); err == nil { // a link, so no mount point
+		if to, err := filepath.EvalSymlinks(abs); err == nil {
+			return to
+		}
 	}
 	parent, err := filepath.EvalSymlinks(filepath.Dir(abs))
 	if err != nil {

@@ -183,7 +183,7 @@ func (s *Session) Mount(dir string) error {
 	if s.dev >= 0 {
 		return fmt.Errorf("mount %s: %s is mounted on %s already", dir, s.cfg.uri(), s.Dir())
 	}
-	dir = absolute(dir)
+	dir = Canonical(dir)
 	fd, err := s.cfg.openDevice(dir)
 	if err != nil {
 		return err
