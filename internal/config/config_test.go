@@ -249,7 +249,7 @@ func TestHelpIsTheCommentOfTheField(t *testing.T) {
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	Bind(fs, ScopeNode)
 	usage := fs.FlagUsages()
-	for _, want := range []string{"--weight N", "relative to other nodes: 1 to 100. (default 1)", "--cache-dir DIR[=SIZE]", "--insecure  "} {
+	for _, want := range []string{"--weight N", "relative to other nodes: 1 to 64. (default 1)", "--cache-dir DIR[=SIZE]", "--insecure  "} {
 		if !strings.Contains(usage, want) {
 			t.Errorf("help lacks %q:\n%s", want, usage)
 		}

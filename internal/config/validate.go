@@ -113,8 +113,8 @@ func checkMember(c Config) *problem {
 			return &problem{[]string{l.name}, fmt.Sprintf("%q is longer than %d bytes", l.value, maxLabelBytes), "shorten it"}
 		}
 	}
-	if c.Weight < 1 || c.Weight > 100 {
-		return &problem{[]string{"weight"}, fmt.Sprintf("weight %d is not between 1 and 100", c.Weight), "use --no-owner for a node that is to own nothing"}
+	if c.Weight < 1 || c.Weight > 64 {
+		return &problem{[]string{"weight"}, fmt.Sprintf("weight %d is not between 1 and 64", c.Weight), "use --no-owner for a node that is to own nothing"}
 	}
 	return nil
 }
