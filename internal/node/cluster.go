@@ -7,13 +7,14 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strconv"
+	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/shardwell/shardwell/internal/config"
+	"github.com/shardwell/shardwell/objstore"
 	"github.com/shardwell/shardwell/peer"
 	"github.com/shardwell/shardwell/peer/member"
 	"github.com/shardwell/shardwell/peer/secret"
@@ -58,8 +59,8 @@ func openCluster(n *Node) (_ *cluster, err error) {
 			return nil, err
 		}
 	}
-	if c.listen, err = net.Listen("tcp", cfg.PeerBind); err != nil {
-		return nil, fmt.Errorf("listen for peers: %w: choose another --peer-bind", err)
+	if c.listen, err = listen("peer port", cfg.PeerBind, "choose another --peer-bind"); err != nil {
+		return nil, err
 	}
 	mc, err := memberConfig(n, keys)
 	if err != nil {
@@ -71,6 +72,9 @@ func openCluster(n *Node) (_ *cluster, err error) {
 		c.askOnce.Do(func() { close(c.asked) })
 	}
 	if c.group, err = member.New(mc); err != nil {
+		if strings.Contains(err.Error(), syscall.EADDRINUSE.Error()) { // memberlist keeps the text only
+			return nil, fmt.Errorf("gossip: cannot listen on %s: %w: choose another --bind", cfg.Bind, syscall.EADDRINUSE)
+		}
 		return nil, err
 	}
 	c.change(c.group.Members()) // this member alone, until the seeds have been asked
@@ -87,12 +91,12 @@ func openCluster(n *Node) (_ *cluster, err error) {
 // memberConfig translates the configuration.
 func memberConfig(n *Node, keys secret.Set) (member.Config, error) {
 	cfg := n.cfg
-	host, port, err := splitAddr("bind", cfg.Bind)
+	bind, err := netip.ParseAddrPort(cfg.Bind)
 	if err != nil {
-		return member.Config{}, err
+		return member.Config{}, fmt.Errorf("--bind: %w", err) // was validated
 	}
 	mc := member.Config{
-		ID: n.id, Name: n.name, BindAddr: host, BindPort: port,
+		ID: n.id, Name: n.name, BindAddr: bind.Addr().String(), BindPort: int(bind.Port()),
 		Insecure: cfg.Insecure, Join: cfg.Join,
 		Zone: cfg.Zone, Rack: cfg.Rack, Weight: cfg.Weight, NoOwner: cfg.NoOwner,
 		Geometry: n.geometry, PlaceWhole: int64(cfg.PlaceWhole),
@@ -112,25 +116,6 @@ func memberConfig(n *Node, keys secret.Set) (member.Config, error) {
 	return mc, nil
 }
 
-// splitAddr reads HOST:PORT with an IP address or a name for HOST.
-func splitAddr(flag, addr string) (host string, port int, err error) {
-	host, text, err := net.SplitHostPort(addr)
-	if err == nil {
-		port, err = strconv.Atoi(text)
-	}
-	if err != nil {
-		return "", 0, &config.Error{What: fmt.Sprintf("%q is not HOST:PORT", addr), Where: "--" + flag}
-	}
-	if host == "" {
-		return "0.0.0.0", port, nil
-	}
-	ip, err := resolveOne(host)
-	if err != nil {
-		return "", 0, err
-	}
-	return ip.String(), port, nil
-}
-
 // resolveOne returns one address of a name, IPv4 if there is one.
 func resolveOne(host string) (netip.Addr, error) {
 	if ip, err := netip.ParseAddr(host); err == nil {
@@ -140,7 +125,7 @@ func resolveOne(host string) (netip.Addr, error) {
 	defer cancel()
 	all, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("address of this node: %w", err)
+		return netip.Addr{}, fmt.Errorf("address of this node: %w: give --advertise an address or a name that resolves", err)
 	}
 	slices.SortStableFunc(all, func(a, b netip.Addr) int { return a.BitLen() - b.BitLen() })
 	return all[0].Unmap(), nil
@@ -152,8 +137,20 @@ func (c *cluster) openServer(n *Node) (err error) {
 		Self: n.id, Version: Version, Geometry: n.geometry, Lender: n.cache, Names: n.names, Members: &c.directory,
 		Stats: c.peers.Stats(), Transfer: &c.bytes, Verifier: transfer.NewVerifier(c.signer), Logger: n.log,
 		RingHash: func() uint64 { return c.ring.history.Current().Fingerprint() },
-		Forget:   n.forgetHere,
-		Status:   n.statusHere,
+		Forget: func(ctx context.Context, b objstore.Bucket, prefix string) (count int, err error) {
+			err = n.requests.do(ctx, func(ctx context.Context) (err error) {
+				count, err = n.forgetHere(ctx, b, prefix)
+				return err
+			})
+			return count, err
+		},
+		Status: func(ctx context.Context) (doc []byte, err error) {
+			err = n.requests.do(ctx, func(ctx context.Context) (err error) {
+				doc, err = n.statusHere(ctx)
+				return err
+			})
+			return doc, err
+		},
 	})
 	return err
 }
@@ -176,9 +173,12 @@ func (c *cluster) joined() <-chan struct{} { return c.asked }
 // addr returns where peers reach this node.
 func (c *cluster) addr() string { return c.listen.Addr().String() }
 
-// Run serves the peer port and gossips until ctx ends. Peers are served a little
-// longer than this node is a member, so that those who have not heard yet get answers.
+// Run serves the peer port and gossips until ctx ends, or one of both fails. Peers
+// are served a little longer than this node is a member, so that those who have
+// not heard yet get answers.
 func (c *cluster) Run(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
 	serve, stopServing := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopServing()
 	var group errgroup.Group
@@ -186,7 +186,10 @@ func (c *cluster) Run(ctx context.Context) error {
 		defer stopServing()
 		return c.group.Run(ctx)
 	})
-	group.Go(func() error { return c.server.Run(serve, c.listen) })
+	group.Go(func() error {
+		defer stop()
+		return c.server.Run(serve, c.listen)
+	})
 	return group.Wait()
 }
 

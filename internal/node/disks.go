@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 
@@ -20,19 +22,26 @@ import (
 // floorInodes are always left free on the file system of a cache directory.
 const floorInodes = 1024
 
+// sessionsName is the directory in the first cache directory that holds the state of mounts.
+const sessionsName = "sessions"
+
 // disks are the cache directories of a node. An object lives in one of them,
 // chosen by its identity, so that each is found without a search. No directories are
 // a tier as well: one that holds nothing.
 type disks struct {
+	log   *slog.Logger
 	dirs  []*disk.Dir
-	seeds []uint64 // of the dirs, by their path: placement survives a change of their order
+	seeds []uint64 // of the dirs, by their ids: placement survives a change of their order or paths
+
+	mu       sync.Mutex
+	sessions string // directory for the state of mounts, "" before the first
 }
 
 var errNoDisk = errors.New("this node has no cache directory")
 
 // openDisks opens the directories of cfg.
 func openDisks(cfg config.Config, log *slog.Logger) (*disks, error) {
-	d := &disks{}
+	d := &disks{log: log}
 	for _, c := range cfg.CacheDirs {
 		verify := disk.VerifyAuto
 		if cfg.VerifyReads == "always" {
@@ -49,6 +58,11 @@ func openDisks(cfg config.Config, log *slog.Logger) (*disks, error) {
 		h := fnv.New64a()
 		_, _ = h.Write([]byte(dir.NodeID()))
 		d.dirs, d.seeds = append(d.dirs, dir), append(d.seeds, h.Sum64())
+	}
+	if len(d.dirs) > 0 { // locked: what is there was left by a process that was killed
+		if err := os.RemoveAll(filepath.Join(d.dirs[0].Path(), sessionsName)); err != nil {
+			log.Warn("state of earlier mounts stays behind", "error", err)
+		}
 	}
 	return d, nil
 }
@@ -105,10 +119,10 @@ func (d *disks) Find(id chunk.ObjectID) (*disk.File, error) {
 
 // Run keeps the directories within their budgets until ctx ends.
 func (d *disks) Run(ctx context.Context) error {
-	var group errgroup.Group // not of ctx: one that fails leaves the others
+	group, ctx := errgroup.WithContext(ctx)
 	for _, dir := range d.dirs {
 		group.Go(func() error {
-			if err := dir.Run(ctx); err != nil && ctx.Err() == nil {
+			if err := dir.Run(ctx); err != nil {
 				return fmt.Errorf("cache directory %s: %w", dir.Path(), err)
 			}
 			return nil
@@ -117,29 +131,50 @@ func (d *disks) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Close marks the directories clean.
+// Close removes the state of mounts and marks the directories clean.
 func (d *disks) Close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.sessions != "" {
+		if err := os.RemoveAll(d.sessions); err != nil {
+			d.log.Warn("state of mounts stays behind", "error", err)
+		}
+		d.sessions = ""
+	}
 	for _, dir := range d.dirs {
-		_ = dir.Close() // logged there
+		if err := dir.Close(); err != nil {
+			d.log.Warn("close cache directory", "directory", dir.Path(), "error", err)
+		}
 	}
 	d.dirs = nil
 }
 
-// sessionDir returns an empty directory for the state of a mount, by a name that is a function of
-// the mountpoint, and removes what an earlier life left there.
-func (d *disks) sessionDir(mountpoint string) (string, error) {
-	base := filepath.Join(os.TempDir(), fmt.Sprintf("shardwell-%d", os.Getpid()))
-	if len(d.dirs) > 0 {
-		base = filepath.Join(d.dirs[0].Path(), "sessions")
+// sessionDir makes a directory for the state of one mount, in the first cache directory
+// or, when that takes nothing, among temporary files. Whoever asked removes it.
+func (d *disks) sessionDir() (string, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.sessions == "" {
+		var err error
+		if d.sessions, err = d.makeSessions(); err != nil {
+			return "", fmt.Errorf("state of a mount: %w", err)
+		}
 	}
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(mountpoint))
-	dir := filepath.Join(base, fmt.Sprintf("%016x", h.Sum64()))
-	if err := os.RemoveAll(dir); err != nil {
-		return "", fmt.Errorf("state of mount %s: %w", mountpoint, err)
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", fmt.Errorf("state of mount %s: %w", mountpoint, err)
+	dir, err := os.MkdirTemp(d.sessions, "mount-")
+	if err != nil {
+		return "", fmt.Errorf("state of a mount: %w", err)
 	}
 	return dir, nil
+}
+
+func (d *disks) makeSessions() (string, error) {
+	if len(d.dirs) > 0 {
+		dir := filepath.Join(d.dirs[0].Path(), sessionsName)
+		err := os.Mkdir(dir, 0o700)
+		if err == nil || errors.Is(err, fs.ErrExist) {
+			return dir, nil
+		}
+		d.log.Warn("cache directory takes no state of mounts", "error", err)
+	}
+	return os.MkdirTemp("", "shardwell-")
 }

@@ -41,7 +41,7 @@ var (
 	ringMembers     = desc("ring_members", "Members of the ring, those restarting included.")
 	membersRefused  = desc("members_refused_total", "Times that a member was turned away.")
 	gossipDropped   = desc("gossip_dropped_packets_total", "Packets and streams of strangers, or damaged.")
-	diskState       = desc("disk_state", "1 for the state a cache directory is in.", "path", "state")
+	diskState       = desc("disk_state", "1 for the state a cache directory is in, 0 for the others.", "path", "state")
 	diskBudgetBytes = desc("disk_budget_bytes", "Bytes that a cache directory may take.", "path")
 	diskUsedBytes   = desc("disk_used_bytes", "Bytes that a cache directory takes.", "path")
 )
@@ -132,6 +132,13 @@ func (c collector) disks(m sender) {
 	}
 }
 
+func oneIf(yes bool) int64 {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
 func (c collector) mounts(m sender) {
 	m.gauge(mountCount, int64(len(c.n.mounts.all())))
 	t := c.n.mounts.totals()
@@ -186,10 +193,8 @@ func (m *mounts) totals() totals {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	sum := m.past
-	for _, x := range m.byDir {
-		if x != nil {
-			sum.add(x.session.Stats())
-		}
+	for x := range m.live {
+		sum.add(x.session.Stats())
 	}
 	return sum
 }

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/shardwell/shardwell/cache"
 	"github.com/shardwell/shardwell/fuse"
@@ -21,25 +20,21 @@ import (
 	"github.com/shardwell/shardwell/objstore"
 )
 
-// Limits of mounts.
-const (
-	maxMounts    = 1024
-	checkTimeout = 15 * time.Second // for the question whether the dataset is there
-	probeAfter   = 4 * time.Second  // without an answer to it, before the origin is asked directly
-)
+// maxMounts bounds the mounts of a node.
+const maxMounts = 1024
 
-// mounts are the sessions of a node.
+// mounts are the sessions of a node. Lock order: none is held while another is taken.
 type mounts struct {
 	n   *Node
 	log *slog.Logger
 
-	mu     sync.Mutex
-	byDir  map[string]*mount // nil while one is being made
-	ctx    context.Context   // of all sessions; nil before Run
-	past   totals            // of sessions that ended
-	closed bool
-	begun  chan struct{} // closed when ctx is set
-	group  sync.WaitGroup
+	mu    sync.Mutex
+	byDir map[string]*mount   // by [fuse.Canonical] directory; nil while one is being made
+	live  map[*mount]struct{} // whose session runs, those detached from their directory included
+	past  totals              // of sessions that ended
+	ctx   context.Context     // of all sessions; set before begun is closed
+	begun chan struct{}
+	group sync.WaitGroup // of live; grows only within a request
 }
 
 // mount is one session and what it shows.
@@ -47,60 +42,81 @@ type mount struct {
 	session *fuse.Session
 	uri     string
 	bucket  objstore.Bucket
-	prefix  string // "" or with one slash at its end
+	named   string // the prefix as the user wrote it
+	prefix  string // what keys begin with: "" or with a slash at its end
 	options config.Config
-	since   time.Time
-	ended   chan struct{} // closed when the session has gone
-	gone    bool          // under mounts.mu: set when it is no longer to be found
+	release func()        // gives back the origin; may be called again
+	ended   chan struct{} // closed when the session has gone and left nothing behind
 }
 
 func newMounts(n *Node) *mounts {
-	return &mounts{n: n, log: n.log, byDir: make(map[string]*mount), begun: make(chan struct{})}
+	return &mounts{n: n, log: n.log, byDir: make(map[string]*mount), live: make(map[*mount]struct{}), begun: make(chan struct{})}
 }
 
-// Run lets sessions live until ctx ends, and then waits until they have gone.
+// Run lets sessions live until ctx ends. Then it ends all requests, so that
+// none makes a new one, and waits until the sessions have gone.
 func (m *mounts) Run(ctx context.Context) error {
 	m.mu.Lock()
 	m.ctx = ctx
 	close(m.begun)
 	m.mu.Unlock()
 	<-ctx.Done()
-	m.mu.Lock()
-	m.closed = true
-	m.mu.Unlock()
+	m.n.requests.close()
 	m.group.Wait()
 	return nil
 }
 
-// errStopping says that the node ends.
-var errStopping = errors.New("the node is stopping")
-
 // reserve keeps a directory for one caller. It returns what is mounted there already.
 func (m *mounts) reserve(dir string) (have *mount, err error) {
+	for {
+		have, err := m.tryReserve(dir)
+		if have == nil || err != nil || have.attached(dir) {
+			return have, err
+		}
+		// Somebody has unmounted it without asking us: the session ends when its last user goes.
+		m.forget(dir, have)
+	}
+}
+
+func (m *mounts) tryReserve(dir string) (have *mount, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.closed {
-		return nil, errStopping
-	}
 	have, taken := m.byDir[dir]
 	switch {
 	case taken && have == nil:
-		return nil, fmt.Errorf("mountpoint %s: is being mounted by another request right now", dir)
+		return nil, fmt.Errorf("mountpoint %s: is being mounted by another request right now: try again", dir)
 	case taken:
 		return have, nil
 	case len(m.byDir) >= maxMounts:
-		return nil, fmt.Errorf("mountpoint %s: %d mounts are the most a node has", dir, maxMounts)
+		return nil, fmt.Errorf("mountpoint %s: %d mounts are the most a node has: unmount what you can spare", dir, maxMounts)
 	}
 	m.byDir[dir] = nil
 	return nil, nil
 }
 
-// settle ends a reservation with a mount, or with nil.
+// attached reports whether the mount table still has the mount.
+func (m *mount) attached(dir string) bool {
+	all, err := fuse.Mounts()
+	return err != nil || slices.ContainsFunc(all, func(e fuse.MountEntry) bool {
+		return e.Dir == dir && e.Ours() && e.URI() == m.uri
+	})
+}
+
+// forget makes a directory free if x has it.
+func (m *mounts) forget(dir string, x *mount) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if have, ok := m.byDir[dir]; ok && have == x {
+		delete(m.byDir, dir)
+	}
+}
+
+// settle ends a reservation with a mount, unless its session has ended meanwhile.
 func (m *mounts) settle(dir string, made *mount) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.byDir, dir)
-	if made != nil && !made.gone {
+	if _, ok := m.live[made]; ok {
 		m.byDir[dir] = made
 	}
 }
@@ -120,7 +136,15 @@ func (m *mounts) all() []*mount {
 }
 
 // Mount implements control.Node.
-func (n *Node) Mount(ctx context.Context, req control.MountRequest) (control.MountReply, error) {
+func (n *Node) Mount(ctx context.Context, req control.MountRequest) (reply control.MountReply, err error) {
+	err = n.requests.do(ctx, func(ctx context.Context) (err error) {
+		reply, err = n.mount(ctx, req)
+		return err
+	})
+	return reply, err
+}
+
+func (n *Node) mount(ctx context.Context, req control.MountRequest) (control.MountReply, error) {
 	for _, done := range []<-chan struct{}{n.mounts.begun, n.cluster.joined()} {
 		select {
 		case <-done:
@@ -132,24 +156,27 @@ func (n *Node) Mount(ctx context.Context, req control.MountRequest) (control.Mou
 	if err != nil {
 		return control.MountReply{}, err
 	}
-	if err := checkMountpoint(req.Dir); err != nil && !n.mounts.has(req.Dir) {
+	dir := fuse.Canonical(req.Dir)
+	have, err := n.mounts.reserve(dir)
+	switch {
+	case err != nil:
 		return control.MountReply{}, err
+	case have == nil:
+	case !have.sameData(want):
+		return control.MountReply{}, fmt.Errorf("mountpoint %s: %s is mounted there already: unmount it first", dir, have.uri)
+	case !have.sameOptions(want):
+		return control.MountReply{}, fmt.Errorf("mountpoint %s: %s is mounted there already, with other options: unmount it first", dir, have.uri)
+	default:
+		return control.MountReply{Source: have.uri, Existing: true}, nil
 	}
-	have, err := n.mounts.reserve(req.Dir)
+	if err = checkMountpoint(dir); err == nil {
+		err = n.open(ctx, want, dir)
+	}
 	if err != nil {
+		n.mounts.forget(dir, nil)
 		return control.MountReply{}, err
 	}
-	if have != nil {
-		if have.same(want) {
-			return control.MountReply{Source: have.uri, Existing: true}, nil
-		}
-		return control.MountReply{}, fmt.Errorf("mountpoint %s: %s is mounted there already: unmount it first", req.Dir, have.uri)
-	}
-	if err := n.open(ctx, want, req.Dir); err != nil {
-		n.mounts.settle(req.Dir, nil)
-		return control.MountReply{}, err
-	}
-	n.mounts.settle(req.Dir, want)
+	n.mounts.settle(dir, want)
 	return control.MountReply{Source: want.uri}, nil
 }
 
@@ -158,6 +185,10 @@ func (n *Node) plan(req control.MountRequest) (*mount, error) {
 	cfg, err := n.cfg.WithAttributes(req.Options)
 	if err != nil {
 		return nil, err
+	}
+	if cfg.OriginTimeout != n.cfg.OriginTimeout {
+		return nil, &config.Error{What: fmt.Sprintf("this node waits %v for the origin on behalf of all its mounts", n.cfg.OriginTimeout),
+			Do: "set --origin-timeout where the node is started"}
 	}
 	if cfg.UID < 0 {
 		cfg.UID = int(req.Caller.UID)
@@ -170,41 +201,65 @@ func (n *Node) plan(req control.MountRequest) (*mount, error) {
 		return nil, err
 	}
 	if !filepath.IsAbs(req.Dir) || filepath.Clean(req.Dir) != req.Dir {
-		return nil, fmt.Errorf("mountpoint %q: must be an absolute path without . and ..", req.Dir)
+		return nil, &config.Error{What: fmt.Sprintf("mountpoint %q is not an absolute path without . and ..", req.Dir)}
 	}
-	bucket, prefix, err := bucketOf(cfg, uri)
+	bucket, named, err := bucketOf(cfg, uri)
 	if err != nil {
 		return nil, err
 	}
-	if uri.Dir == "" {
-		if err := n.origins.admit(cfg, bucket.Name); err != nil {
-			return nil, err
-		}
+	return &mount{uri: uri.String(), bucket: bucket, named: named, prefix: dirPrefix(named), options: cfg, ended: make(chan struct{})}, nil
+}
+
+// dirPrefix returns what the keys of a directory begin with.
+func dirPrefix(named string) string {
+	if named == "" || strings.HasSuffix(named, "/") {
+		return named
 	}
-	return &mount{uri: uri.String(), bucket: bucket, prefix: strings.TrimSuffix(prefix, "/"), options: cfg, ended: make(chan struct{})}, nil
+	return named + "/"
 }
 
-// same reports whether two mounts show the same in the same way.
-func (m *mount) same(o *mount) bool {
+// sameData reports whether two mounts show the same.
+func (m *mount) sameData(o *mount) bool { return m.bucket == o.bucket && m.prefix == o.prefix }
+
+// sameOptions reports whether two mounts show things in the same way.
+func (m *mount) sameOptions(o *mount) bool {
 	a, b := m.options, o.options
-	return m.bucket == o.bucket && m.prefix == o.prefix && a.UID == b.UID && a.GID == b.GID && a.FileMode == b.FileMode &&
-		a.DirMode == b.DirMode && a.AllowOther == b.AllowOther && a.Consistency == b.Consistency && a.VerifyReads == b.VerifyReads
+	return a.UID == b.UID && a.GID == b.GID && a.FileMode == b.FileMode && a.DirMode == b.DirMode &&
+		a.AllowOther == b.AllowOther && a.Consistency == b.Consistency && a.VerifyReads == b.VerifyReads
 }
 
-// open makes the session of a mount and serves it.
+// open makes the session of a mount and serves it. It leaves nothing behind when it fails.
 func (n *Node) open(ctx context.Context, m *mount, dir string) (err error) {
-	state, err := n.disks.sessionDir(dir)
-	if err != nil {
+	if m.release, err = n.origins.admit(m.options, m.bucket); err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			_ = os.RemoveAll(state)
-		}
-	}()
+	state, err := n.disks.sessionDir()
+	if err != nil {
+		m.release()
+		return err
+	}
+	if err := n.prepare(ctx, m, dir, state); err != nil {
+		m.release()
+		return errors.Join(err, os.RemoveAll(state))
+	}
+	n.mounts.serve(m, dir, state)
+	select {
+	case <-m.session.Ready():
+		return nil
+	case <-m.ended:
+		return fmt.Errorf("mountpoint %s: the session ended before it was ready: the node's log says why", dir)
+	case <-ctx.Done():
+		_ = m.session.Unmount(true) // gone already, perhaps
+		<-m.ended
+		return ctx.Err()
+	}
+}
+
+// prepare makes a session and attaches it to a directory.
+func (n *Node) prepare(ctx context.Context, m *mount, dir, state string) (err error) {
 	cfg := m.options
 	m.session, err = fuse.New(fuse.Config{
-		Bucket: m.bucket, Prefix: m.prefix, URI: m.uri,
+		Bucket: m.bucket, Prefix: m.named, URI: m.uri,
 		Names: n.names, Data: data{n.cache}, StateDir: state, Consistency: consistency(cfg.Consistency),
 		UID: uint32(cfg.UID), GID: uint32(cfg.GID), FileMode: fs.FileMode(cfg.FileMode), DirMode: fs.FileMode(cfg.DirMode),
 		AllowOther: cfg.AllowOther, NoPassthrough: cfg.VerifyReads == "always",
@@ -213,45 +268,20 @@ func (n *Node) open(ctx context.Context, m *mount, dir string) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := n.check(ctx, m); err != nil {
+	if err = n.origins.promptly(ctx, m.bucket, m.session.Check); err == nil {
+		err = m.session.Mount(dir)
+	}
+	if err != nil {
 		return errors.Join(err, m.session.Close())
 	}
-	if err := m.session.Mount(dir); err != nil {
-		return errors.Join(err, m.session.Close())
-	}
-	m.since = time.Now()
-	n.mounts.serve(m, dir, state)
-	select {
-	case <-m.session.Ready():
-		return nil
-	case <-m.ended:
-		return fmt.Errorf("mountpoint %s: the session ended before it was ready; the log says why", dir)
-	case <-ctx.Done():
-		_ = m.session.Unmount(true)
-		<-m.ended
-		return ctx.Err()
-	}
+	return nil
 }
 
-// check looks whether the dataset is there. An answer that does not come soon is
-// not waited for as readers would: the origin is asked once, to hear what is wrong.
-func (n *Node) check(ctx context.Context, m *mount) error {
-	soon, cancel := context.WithTimeout(ctx, probeAfter)
-	defer cancel()
-	err := m.session.Check(soon)
-	if soon.Err() == nil || ctx.Err() != nil {
-		return err
-	}
-	probe, cancel := context.WithTimeout(ctx, checkTimeout)
-	defer cancel()
-	if err := n.origins.probe(probe, m.bucket); err != nil {
-		return fmt.Errorf("%s: %w", m.uri, err)
-	}
-	return m.session.Check(probe)
-}
-
-// serve runs a session until it ends, then forgets it.
+// serve runs a session until it ends, then forgets it. The caller is within a request.
 func (m *mounts) serve(x *mount, dir, state string) {
+	m.mu.Lock()
+	m.live[x] = struct{}{}
+	m.mu.Unlock()
 	m.group.Go(func() {
 		defer close(x.ended)
 		if err := x.session.Run(m.ctx); err != nil {
@@ -259,31 +289,33 @@ func (m *mounts) serve(x *mount, dir, state string) {
 		}
 		m.mu.Lock()
 		m.past.add(x.session.Stats())
-		x.gone = true
-		if m.byDir[dir] == x {
-			delete(m.byDir, dir)
-		}
+		delete(m.live, x)
 		m.mu.Unlock()
+		m.forget(dir, x)
+		x.release()
 		if err := errors.Join(x.session.Close(), os.RemoveAll(state)); err != nil {
 			m.log.Warn("mount left something behind", "directory", dir, "error", err)
 		}
 	})
 }
 
-func (m *mounts) has(dir string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	_, ok := m.byDir[dir]
-	return ok
-}
-
 // Umount implements control.Node.
 func (n *Node) Umount(ctx context.Context, dir string) error {
+	return n.requests.do(ctx, func(ctx context.Context) error { return n.umount(ctx, fuse.Canonical(dir)) })
+}
+
+func (n *Node) umount(ctx context.Context, dir string) error {
 	n.mounts.mu.Lock()
 	m, ok := n.mounts.byDir[dir]
 	n.mounts.mu.Unlock()
-	if !ok || m == nil {
+	switch {
+	case !ok:
 		return fmt.Errorf("%s: nothing of this node is mounted there", dir)
+	case m == nil:
+		return fmt.Errorf("%s: is being mounted right now: try again", dir)
+	case !m.attached(dir):
+		n.mounts.forget(dir, m)
+		return fmt.Errorf("%s: nothing is mounted there any more", dir)
 	}
 	if err := m.session.Unmount(false); err != nil {
 		return err
@@ -296,22 +328,23 @@ func (n *Node) Umount(ctx context.Context, dir string) error {
 	}
 }
 
-// checkMountpoint says why a directory cannot be mounted on.
+// checkMountpoint says why a directory cannot be mounted on. It asks the mount table
+// first: a mount that has lost its server does not answer.
 func checkMountpoint(dir string) error {
+	if e, ok := fuse.FindMount(dir); ok {
+		if e.Ours() {
+			return fmt.Errorf("mountpoint %s: %s is mounted there by another process: unmount it first", dir, e.URI())
+		}
+		return fmt.Errorf("mountpoint %s: busy: %s (%s) is mounted there: choose another directory", dir, e.Source, e.Type)
+	}
 	st, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("mountpoint %s: no such directory: make it first", dir)
 	case err != nil:
-		return fmt.Errorf("mountpoint %s: %w", dir, err)
+		return fmt.Errorf("mountpoint %s: %w", dir, errors.Unwrap(err))
 	case !st.IsDir():
 		return fmt.Errorf("mountpoint %s: not a directory: name one", dir)
-	}
-	if e, ok := fuse.FindMount(dir); ok {
-		if e.Ours() {
-			return fmt.Errorf("mountpoint %s: %s is mounted there by another process: unmount it first", dir, e.URI())
-		}
-		return fmt.Errorf("mountpoint %s: is a mountpoint of %s already: choose another directory", dir, e.Source)
 	}
 	return nil
 }

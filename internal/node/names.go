@@ -4,18 +4,26 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"path"
 	"strings"
 
 	"github.com/shardwell/shardwell/internal/config"
 	"github.com/shardwell/shardwell/internal/control"
 	"github.com/shardwell/shardwell/objstore"
-	"log/slog"
 )
 
 // Refresh implements control.Node. It returns an error that names the members
 // which could not be told; they forget by themselves when their answers have aged.
-func (n *Node) Refresh(ctx context.Context, uri string) (int, error) {
+func (n *Node) Refresh(ctx context.Context, uri string) (count int, err error) {
+	err = n.requests.do(ctx, func(ctx context.Context) (err error) {
+		count, err = n.refresh(ctx, uri)
+		return err
+	})
+	return count, err
+}
+
+func (n *Node) refresh(ctx context.Context, uri string) (count int, err error) {
 	u, err := config.ParseURI(uri)
 	if err != nil {
 		return 0, err
@@ -24,30 +32,54 @@ func (n *Node) Refresh(ctx context.Context, uri string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	// The others first: what they forget cannot come back from here.
-	there, err := n.cluster.peers.Forget(ctx, bucket, prefix)
-	here, errHere := n.forgetHere(ctx, bucket, prefix)
-	if err := errors.Join(err, errHere); err != nil {
-		return here + there, fmt.Errorf("refresh %s: not every member was told: %w", u, err)
+	// A bucket of that name may be mounted from other endpoints too: the user did not say which.
+	var errs []error
+	for _, b := range n.origins.called(bucket) {
+		there, errThere := n.cluster.peers.Forget(ctx, b, prefix)
+		here, errHere := n.forgetHere(ctx, b, prefix)
+		count += there + here
+		errs = append(errs, errThere, errHere)
 	}
-	return here + there, nil
+	if err := errors.Join(errs...); err != nil {
+		return count, fmt.Errorf("refresh %s: not every member was told: %w", u, oneLine(err))
+	}
+	return count, nil
 }
 
 // forgetHere drops what this node knows of the names under a prefix.
 func (n *Node) forgetHere(ctx context.Context, b objstore.Bucket, prefix string) (int, error) {
 	count := n.names.Forget(b, prefix)
+	var errs []error
 	for _, m := range n.mounts.all() {
-		if m.bucket == b {
-			if err := m.session.Forget(ctx, prefix); err != nil {
-				return count, fmt.Errorf("mount %s: %w", m.session.Dir(), err)
-			}
+		if m.bucket != b {
+			continue
+		}
+		if err := m.session.Forget(ctx, prefix); err != nil {
+			errs = append(errs, fmt.Errorf("mount %s: %w", m.session.Dir(), err))
 		}
 	}
-	return count, nil
+	return count, errors.Join(errs...)
 }
+
+// oneLine says in one line what joined errors say in several.
+func oneLine(err error) error {
+	return lined{strings.ReplaceAll(err.Error(), "\n", "; "), err}
+}
+
+type lined struct {
+	text string
+	error
+}
+
+func (e lined) Error() string { return e.text }
+func (e lined) Unwrap() error { return e.error }
 
 // List implements control.Node.
 func (n *Node) List(ctx context.Context, req control.ListRequest, yield func(control.Entry) error) error {
+	return n.requests.do(ctx, func(ctx context.Context) error { return n.list(ctx, req, yield) })
+}
+
+func (n *Node) list(ctx context.Context, req control.ListRequest, yield func(control.Entry) error) error {
 	cfg, err := n.cfg.WithAttributes(req.Options)
 	if err != nil {
 		return err
@@ -60,15 +92,18 @@ func (n *Node) List(ctx context.Context, req control.ListRequest, yield func(con
 	if err != nil {
 		return err
 	}
-	if u.Dir == "" {
-		if err := n.origins.admit(cfg, bucket.Name); err != nil {
-			return err
-		}
+	release, err := n.origins.admit(cfg, bucket)
+	if err != nil {
+		return err
 	}
-	lookup, _ := cfg.Consistency.MaxAge()
-	q := objstore.Query{Bucket: bucket, MaxAge: lookup}
-	return list(ctx, u, prefix, yield, func(r objstore.ListRequest) (objstore.Page, error) {
-		page, _, err := n.names.List(ctx, q, r)
+	defer release()
+	maxAge, _ := cfg.Consistency.MaxAge()
+	q := objstore.Query{Bucket: bucket, MaxAge: maxAge}
+	return list(u, prefix, yield, func(r objstore.ListRequest) (page objstore.Page, err error) {
+		err = n.origins.promptly(ctx, bucket, func(ctx context.Context) (err error) {
+			page, _, err = n.names.List(ctx, q, r)
+			return err
+		})
 		return page, err
 	})
 }
@@ -92,12 +127,18 @@ func ListOrigin(ctx context.Context, cfg config.Config, uri string, yield func(c
 	if err != nil {
 		return err
 	}
-	return list(ctx, u, prefix, yield, func(r objstore.ListRequest) (objstore.Page, error) { return store.List(ctx, r) })
+	return list(u, prefix, yield, func(r objstore.ListRequest) (page objstore.Page, err error) {
+		err = origins.promptly(ctx, bucket, func(ctx context.Context) (err error) {
+			page, err = store.List(ctx, r)
+			return err
+		})
+		return page, err
+	})
 }
 
 // list yields one level of names: those in the directory prefix, or the object
 // and the directories that begin with it when it does not end in a slash.
-func list(ctx context.Context, u config.URI, prefix string, yield func(control.Entry) error, ask func(objstore.ListRequest) (objstore.Page, error)) error {
+func list(u config.URI, prefix string, yield func(control.Entry) error, ask func(objstore.ListRequest) (objstore.Page, error)) error {
 	if u.Dir != "" && prefix != "" {
 		prefix += "/"
 	}
@@ -131,5 +172,5 @@ func list(ctx context.Context, u config.URI, prefix string, yield func(control.E
 	if !found && prefix != "" {
 		return fmt.Errorf("%s: nothing begins with %q: %w", u, path.Base(prefix), objstore.ErrNotExist)
 	}
-	return ctx.Err()
+	return nil
 }

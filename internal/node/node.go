@@ -6,7 +6,8 @@
 // It promises that what [New] took is given back when [Node.Run] returns, that
 // errors of New are in words meant for the user, and that a part that fails ends
 // the node rather than limp. It decides nothing about chunks, names or
-// placement: that is left to the packages that it joins. It implements [control.Node].
+// placement: that is left to the packages that it joins. It implements
+// [control.Node]; internal/control and cmd stand on it.
 package node
 
 import (
@@ -17,6 +18,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -27,6 +29,7 @@ import (
 	"github.com/shardwell/shardwell/fuse"
 	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/internal/config"
+	"github.com/shardwell/shardwell/internal/control"
 )
 
 // Version is the version of the program; the linker sets it.
@@ -39,7 +42,6 @@ type Node struct {
 	name     string
 	id       string // ring id
 	geometry chunk.Geometry
-	started  time.Time
 
 	disks   *disks // nil without a cache directory
 	arena   *mem.Arena
@@ -51,7 +53,12 @@ type Node struct {
 	mounts  *mounts
 	watch   *watch // metrics and health
 	usage   usage
+
+	requests *requests
+	closing  sync.Once
 }
+
+var _ control.Node = (*Node)(nil)
 
 // New makes a node and opens its ports, so that an error that the user can mend
 // comes at once. The caller calls Run or Close.
@@ -59,7 +66,10 @@ func New(cfg config.Config, log *slog.Logger) (_ *Node, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	n := &Node{cfg: cfg, log: log, geometry: cfg.Geometry(), started: time.Now()}
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	n := &Node{cfg: cfg, log: log, geometry: cfg.Geometry(), requests: newRequests()}
 	defer func() {
 		if err != nil {
 			n.Close()
@@ -118,27 +128,42 @@ func (n *Node) joinLayers() (err error) {
 	return n.cluster.openServer(n)
 }
 
-// Run serves until ctx ends: it takes the mounts away, tells the cluster that this
-// member restarts, finishes streams under way, and marks the cache directories
-// clean. It returns nil then, and the error of the part that failed otherwise.
+// Run serves until ctx ends, and then ends what stands on others before what it
+// stands on: requests and mounts go away, the other members hear that this one
+// restarts, streams under way finish, and the cache directories are marked clean. It
+// returns nil then, and the error of the part that failed otherwise.
 func (n *Node) Run(ctx context.Context) error {
 	defer n.Close()
 	group, run := errgroup.WithContext(ctx)
-	group.Go(func() error { return n.disks.Run(run) })
-	group.Go(func() error { return n.cluster.Run(run) })
-	group.Go(func() error { return n.watch.Run(run) })
-	group.Go(func() error { return n.mounts.Run(run) })
+	rest := context.WithoutCancel(ctx)
+	forCluster, stopCluster := context.WithCancel(rest)
+	forDisks, stopDisks := context.WithCancel(rest)
+	group.Go(func() error {
+		defer stopCluster()
+		return n.mounts.Run(run)
+	})
+	group.Go(func() error {
+		defer stopDisks()
+		return n.cluster.Run(forCluster)
+	})
+	group.Go(func() error { return n.disks.Run(forDisks) })
+	group.Go(func() error { return n.watch.Run(forDisks) })
 	n.log.Info("node started", "name", n.name, "id", n.id, "peers", n.cluster.addr(), "version", Version)
 	err := group.Wait()
-	if ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err())) {
-		n.log.Info("node stopped", "name", n.name, "id", n.id)
-		return nil
+	if err != nil {
+		n.log.Error("node failed", "name", n.name, "id", n.id, "error", err)
+		return err
 	}
-	return err
+	n.log.Info("node stopped", "name", n.name, "id", n.id)
+	return nil
 }
 
-// Close gives back what New took. Run does it in the end; it may be called again.
-func (n *Node) Close() {
+// Close gives back what New took. Run does it in the end; it may be called again, but
+// not beside Run.
+func (n *Node) Close() { n.closing.Do(n.close) }
+
+func (n *Node) close() {
+	n.requests.close()
 	if n.watch != nil {
 		n.watch.Close()
 	}
@@ -157,12 +182,14 @@ func (n *Node) Close() {
 	if n.disks != nil {
 		n.disks.Close()
 	}
+	var err error
 	if n.buffers != nil {
-		_ = n.buffers.Close()
-		n.buffers = nil
+		err = n.buffers.Close()
 	}
 	if n.arena != nil {
-		_ = n.arena.Close()
-		n.arena = nil
+		err = errors.Join(err, n.arena.Close())
+	}
+	if err != nil { // somebody holds a buffer that we have waited for: a fault of ours
+		n.log.Error("memory stays behind", "error", err)
 	}
 }

@@ -4,19 +4,24 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"slices"
+	"path"
 	"sync"
 	"time"
 
 	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/internal/config"
+	"github.com/shardwell/shardwell/internal/control"
 	"github.com/shardwell/shardwell/objstore"
 	"github.com/shardwell/shardwell/objstore/dir"
 	"github.com/shardwell/shardwell/objstore/s3"
 )
 
-// maxBuckets bounds the buckets that a node has open.
-const maxBuckets = 1024
+// Limits of what a node has open, and of its patience.
+const (
+	maxBuckets   = 1024            // open; a bucket costs some kilobytes and a few idle connections
+	askPatience  = 3 * time.Second // of a command with what readers would wait for, before the origin is asked directly
+	probeTimeout = 7 * time.Second // for that answer
+)
 
 // origins are what a node may read: the S3 endpoint of its configuration, the
 // directories it allows, and endpoints that mounts of this node brought with them.
@@ -28,113 +33,71 @@ type origins struct {
 	stats objstore.Stats
 	limit *objstore.Limit // one for all buckets
 
-	mu    sync.Mutex
-	s3    map[string]s3.Config // by origin
-	open  map[objstore.Bucket]objstore.Store
-	close []func()
+	mu        sync.Mutex
+	endpoints map[string]*endpoint // that mounts brought, by origin
+	open      map[objstore.Bucket]opened
+	closed    bool
+}
+
+// opened is a bucket with its wrappers.
+type opened struct {
+	store objstore.Store
+	close func()
 }
 
 func newOrigins(cfg config.Config, log *slog.Logger) *origins {
 	return &origins{
 		cfg: cfg, log: log,
-		limit: objstore.NewLimit(nil, cfg.MaxOriginRequests, int64(cfg.MaxOriginRate)),
-		s3:    make(map[string]s3.Config), open: make(map[objstore.Bucket]objstore.Store),
+		limit:     objstore.NewLimit(nil, cfg.MaxOriginRequests, int64(cfg.MaxOriginRate)),
+		endpoints: make(map[string]*endpoint), open: make(map[objstore.Bucket]opened),
 	}
-}
-
-// s3Config returns how cfg reads a bucket of S3.
-func s3Config(cfg config.Config, bucket string, log *slog.Logger) s3.Config {
-	out := s3.Config{
-		Bucket: bucket, Endpoint: cfg.Endpoint, Region: cfg.Region, Addressing: cfg.Addressing, CAFile: cfg.CAFile, Proxy: cfg.Proxy,
-		RequesterPays: cfg.RequesterPays, Logger: log,
-	}
-	switch {
-	case cfg.Anonymous:
-		out.Credentials.Source = s3.SourceAnonymous
-	case cfg.CredentialsFile != "" || cfg.Profile != "":
-		out.Credentials.Source = s3.SourceFile
-		out.Credentials.File, out.Credentials.Profile = cfg.CredentialsFile, cfg.Profile
-	}
-	return out
-}
-
-// bucketOf returns where a URI points under cfg, and the prefix within.
-func bucketOf(cfg config.Config, u config.URI) (b objstore.Bucket, prefix string, err error) {
-	if u.Dir == "" {
-		origin, err := s3Config(cfg, u.Bucket, nil).Origin()
-		return objstore.Bucket{Origin: origin, Name: u.Bucket}, u.Prefix, err
-	}
-	for _, root := range cfg.OriginDirs {
-		if rest, ok := within(root, u.Dir); ok {
-			return objstore.Bucket{Origin: dir.Origin(root)}, rest, nil
-		}
-	}
-	return b, "", fmt.Errorf("%s: not a directory that this node may read as an origin: start the node with --origin-dir %s: %w",
-		u, u.Dir, objstore.ErrInvalid)
-}
-
-// admit makes the endpoint of a mount known, with the options the mount has.
-// The first one for an endpoint stays: volumes of one node share its credentials.
-func (o *origins) admit(cfg config.Config, bucket string) error {
-	c := s3Config(cfg, bucket, o.log)
-	origin, err := c.Origin()
-	if err != nil {
-		return err
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	have, ok := o.s3[origin]
-	if !ok {
-		own := s3Config(o.cfg, bucket, o.log)
-		if at, err := own.Origin(); err == nil && at == origin {
-			have, ok = own, true
-		}
-	}
-	if ok && sameRights(have, c) {
-		return nil
-	}
-	if ok {
-		return fmt.Errorf("endpoint %s: this node reads it with other options already: use the same ones (credentials, region, addressing, CA file): %w",
-			origin, objstore.ErrInvalid)
-	}
-	o.s3[origin] = c
-	return nil
-}
-
-// sameRights reports whether two configurations read the same in the same name.
-func sameRights(a, b s3.Config) bool {
-	a.Logger, b.Logger = nil, nil
-	a.Endpoint, b.Endpoint = "", "" // equal by the origin
-	a.Bucket, b.Bucket = "", ""
-	return a == b
 }
 
 // Open implements objstore.Origins.
 func (o *origins) Open(_ context.Context, b objstore.Bucket) (objstore.Store, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if s, ok := o.open[b]; ok {
-		return s, nil
+	if s, ok, err := o.find(b); ok || err != nil {
+		return s, err
 	}
-	if len(o.open) >= maxBuckets {
-		return nil, fmt.Errorf("open bucket %s: %d are open already: %w", b.Name, maxBuckets, objstore.ErrInvalid)
-	}
-	raw, closeRaw, err := o.raw(b)
+	raw, closeRaw, err := o.raw(b) // not under mu: a directory that hangs holds up nobody else
 	if err != nil {
 		return nil, err
 	}
-	s := objstore.NewRetry(o.limit.Share(objstore.NewCount(raw, &o.stats)), objstore.RetryConfig{
+	made := opened{close: closeRaw, store: objstore.NewRetry(o.limit.Share(objstore.NewCount(raw, &o.stats)), objstore.RetryConfig{
 		Budget: time.Duration(o.cfg.OriginTimeout),
 		OnRetry: func(op objstore.Op, key string, attempt int, wait time.Duration, err error) {
 			o.log.Warn("origin failed, asking again", "op", op, "bucket", b.Name, "key", key, "attempt", attempt, "wait", wait, "error", err)
 		},
-	})
-	o.open[b] = s
-	o.close = append(o.close, closeRaw)
-	return s, nil
+	})}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if s, ok := o.open[b]; ok || o.closed { // another was faster
+		closeRaw()
+		if o.closed {
+			return nil, ErrStopping
+		}
+		return s.store, nil
+	}
+	o.open[b] = made
+	return made.store, nil
 }
 
-// raw opens a bucket without wrappers. Caller holds mu.
+// find returns a bucket that is open.
+func (o *origins) find(b objstore.Bucket) (objstore.Store, bool, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if s, ok := o.open[b]; ok {
+		return s.store, true, nil
+	}
+	switch {
+	case o.closed:
+		return nil, false, ErrStopping
+	case len(o.open) >= maxBuckets:
+		return nil, false, fmt.Errorf("open bucket %s: %d are open already: %w", b.Name, maxBuckets, objstore.ErrInvalid)
+	}
+	return nil, false, nil
+}
+
+// raw opens a bucket without wrappers.
 func (o *origins) raw(b objstore.Bucket) (objstore.Store, func(), error) {
 	for _, root := range o.cfg.OriginDirs {
 		if dir.Origin(root) == b.Origin && b.Name == "" {
@@ -145,14 +108,10 @@ func (o *origins) raw(b objstore.Bucket) (objstore.Store, func(), error) {
 			return s, func() { _ = s.Close() }, nil
 		}
 	}
-	c, ok := o.s3[b.Origin]
+	c, ok := o.s3Of(b)
 	if !ok {
-		c = s3Config(o.cfg, b.Name, o.log)
-		if own, err := c.Origin(); err != nil || own != b.Origin {
-			return nil, nil, fmt.Errorf("origin %s is not one that this node reads: configure it on every node: %w", b.Origin, objstore.ErrInvalid)
-		}
+		return nil, nil, fmt.Errorf("origin %s is not one that this node reads: configure it on every node: %w", b.Origin, objstore.ErrInvalid)
 	}
-	c.Bucket = b.Name
 	s, err := s3.New(c)
 	if err != nil {
 		return nil, nil, err
@@ -160,11 +119,33 @@ func (o *origins) raw(b objstore.Bucket) (objstore.Store, func(), error) {
 	return s, s.Close, nil
 }
 
+// promptly runs ask on behalf of a user who waits at a prompt. Readers wait for an
+// origin that fails as long as --origin-timeout says; here it is asked once,
+// directly, after askPatience, to hear what is wrong.
+func (o *origins) promptly(ctx context.Context, b objstore.Bucket, ask func(context.Context) error) error {
+	soon, cancel := context.WithTimeout(ctx, min(askPatience, time.Duration(o.cfg.OriginTimeout)))
+	defer cancel()
+	err := ask(soon)
+	if err == nil || soon.Err() == nil || ctx.Err() != nil {
+		return err
+	}
+	late, cancelLate := context.WithTimeout(ctx, probeTimeout)
+	defer cancelLate()
+	if err := o.probe(late, b); err != nil {
+		if late.Err() != nil && ctx.Err() == nil {
+			return fmt.Errorf("%w: %s gave no answer within %v", control.ErrUnreachable, b.Origin, probeTimeout)
+		}
+		return err
+	}
+	if err = ask(late); err != nil && late.Err() != nil && ctx.Err() == nil {
+		return fmt.Errorf("%s answers this node, but not the member that asks it for the cluster: see the logs of the others", b.Origin)
+	}
+	return err
+}
+
 // probe asks the origin for a name, once, and returns what is wrong.
 func (o *origins) probe(ctx context.Context, b objstore.Bucket) error {
-	o.mu.Lock()
 	raw, closeRaw, err := o.raw(b)
-	o.mu.Unlock()
 	if err != nil {
 		return err
 	}
@@ -180,31 +161,49 @@ func (o *origins) setMembers(count int) {
 	}
 }
 
-// names returns the buckets that are open, sorted.
-func (o *origins) names() []objstore.Bucket {
+// called returns b, and the buckets of that name at other endpoints that are known.
+func (o *origins) called(b objstore.Bucket) []objstore.Bucket {
+	all := []objstore.Bucket{b}
+	if b.Name == "" {
+		return all
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	var all []objstore.Bucket
-	for b := range o.open {
-		all = append(all, b)
+	for origin := range o.endpoints {
+		if origin != b.Origin {
+			all = append(all, objstore.Bucket{Origin: origin, Name: b.Name})
+		}
 	}
-	slices.SortFunc(all, func(a, b objstore.Bucket) int {
-		return slices.Compare([]string{a.Origin, a.Name}, []string{b.Origin, b.Name})
-	})
 	return all
 }
 
-// Close drops connections.
+// Close drops connections. What reads goes on to its end.
 func (o *origins) Close() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, f := range o.close {
-		f()
+	for _, s := range o.open {
+		s.close()
 	}
-	o.close, o.open = nil, make(map[objstore.Bucket]objstore.Store)
+	o.closed = true
+	clear(o.open)
 }
 
 // objectIn reports whether an object lies in a bucket under a prefix.
 func objectIn(o chunk.Object, b objstore.Bucket, prefix string) bool {
 	return o.Origin == b.Origin && o.Bucket == b.Name && len(o.Key) >= len(prefix) && o.Key[:len(prefix)] == prefix
+}
+
+// within returns the path of dir relative to root, with "" for root itself.
+func within(root, dir string) (string, bool) {
+	root = path.Clean(root)
+	if dir == root {
+		return "", true
+	}
+	if root != "/" {
+		root += "/"
+	}
+	if len(dir) > len(root) && dir[:len(root)] == root {
+		return dir[len(root):], true
+	}
+	return "", false
 }

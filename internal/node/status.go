@@ -8,6 +8,7 @@ import (
 	"github.com/shardwell/shardwell/cache"
 	"github.com/shardwell/shardwell/fuse"
 	"github.com/shardwell/shardwell/internal/control"
+	"github.com/shardwell/shardwell/objstore"
 	"github.com/shardwell/shardwell/peer/member"
 )
 
@@ -19,7 +20,15 @@ const (
 
 // Status implements control.Node. A member that does not answer in time is left out of the
 // sums, not of the list.
-func (n *Node) Status(ctx context.Context) (control.Status, error) {
+func (n *Node) Status(ctx context.Context) (st control.Status, err error) {
+	err = n.requests.do(ctx, func(ctx context.Context) (err error) {
+		st, err = n.status(ctx)
+		return err
+	})
+	return st, err
+}
+
+func (n *Node) status(ctx context.Context) (_ control.Status, err error) {
 	st := control.Status{Node: n.name, ID: n.id, Version: Version, Bytes: n.bytes()}
 	table := n.cluster.ring.history.Current()
 	for _, m := range n.cluster.group.Members() {
@@ -46,11 +55,9 @@ func (n *Node) Status(ctx context.Context) (control.Status, error) {
 		}
 	}
 	if len(mounts) > 0 {
-		datasets, err := n.datasets(ctx, mounts)
-		if err != nil {
+		if st.Datasets, err = n.datasets(ctx, mounts); err != nil {
 			return st, err
 		}
-		st.Datasets = datasets
 	}
 	return st, nil
 }
@@ -76,7 +83,7 @@ func (n *Node) datasets(ctx context.Context, mounts []*mount) ([]control.Dataset
 	defer cancel()
 	answers, err := n.cluster.peers.Statuses(ask)
 	if err != nil {
-		n.log.Warn("status: some members did not answer", "error", err)
+		n.log.Warn("status: some members did not answer", "error", oneLine(err))
 	}
 	all := append([]share(nil), here...)
 	for id, doc := range answers {
@@ -87,21 +94,24 @@ func (n *Node) datasets(ctx context.Context, mounts []*mount) ([]control.Dataset
 		}
 		all = append(all, r.Shares...)
 	}
-	seen := make(map[string]bool)
+	type dataset struct {
+		bucket objstore.Bucket
+		prefix string
+	}
+	at := make(map[dataset]int) // where it is in list
 	var list []control.Dataset
 	for _, m := range mounts {
-		if seen[m.uri] {
-			continue
-		}
-		seen[m.uri] = true
-		prefix := m.prefix
-		if prefix != "" {
-			prefix += "/"
-		}
 		objects, bytes := m.session.Listed()
-		local, _ := under(here, m.bucket, prefix)
-		_, owned := under(all, m.bucket, prefix)
-		list = append(list, control.Dataset{URI: m.uri, Objects: objects, Bytes: bytes, CachedBytes: owned, LocalBytes: local})
+		i, ok := at[dataset{m.bucket, m.prefix}]
+		if !ok {
+			i = len(list)
+			at[dataset{m.bucket, m.prefix}] = i
+			local, _ := under(here, m.bucket, m.prefix)
+			_, owned := under(all, m.bucket, m.prefix)
+			list = append(list, control.Dataset{URI: m.uri, CachedBytes: owned, LocalBytes: local})
+		}
+		d := &list[i]
+		d.Objects, d.Bytes = max(d.Objects, objects), max(d.Bytes, bytes)
 	}
 	return list, nil
 }

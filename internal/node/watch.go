@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,17 +23,26 @@ type watch struct {
 
 // openWatch opens the port of metrics.
 func openWatch(n *Node) (*watch, error) {
-	if n.cfg.MetricsBind == "off" {
+	if n.cfg.MetricsOff() {
 		return &watch{}, nil
 	}
-	l, err := net.Listen("tcp", n.cfg.MetricsBind)
+	l, err := listen("metrics", n.cfg.MetricsBind, "choose another --metrics-bind, or off")
 	if err != nil {
-		return nil, fmt.Errorf("listen for metrics: %w: choose another --metrics-bind, or off", err)
+		return nil, err
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collector{n}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
+	metrics := promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4})
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		err := n.requests.do(r.Context(), func(context.Context) error {
+			metrics.ServeHTTP(w, r)
+			return nil
+		})
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		}
+	})
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if !n.ready() {
@@ -51,12 +61,25 @@ func (w *watch) Run(ctx context.Context) error {
 	if w.listen == nil {
 		return nil
 	}
-	stop := context.AfterFunc(ctx, func() { _ = w.server.Close() })
+	stop := context.AfterFunc(ctx, func() { _ = w.server.Close() }) // what is lost is one answer
 	defer stop()
 	if err := w.server.Serve(w.listen); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("metrics: %w", err)
 	}
 	return nil
+}
+
+// listen opens a TCP port. The error says what to do.
+func listen(what, addr, do string) (net.Listener, error) {
+	l, err := net.Listen("tcp", addr)
+	if err == nil {
+		return l, nil
+	}
+	var errno syscall.Errno
+	if errors.As(err, &errno) { // operation and address are said already
+		err = errno
+	}
+	return nil, fmt.Errorf("%s: cannot listen on %s: %w: %s", what, addr, err, do)
 }
 
 // Close closes the port.
