@@ -129,7 +129,8 @@ func serveRaw(c *cluster.Cluster) error {
 
 // peerMeasure alternates raw HTTP and the mount; all shards of a round at once.
 func (b *bench) peerMeasure(measure, reach string, c *cluster.Cluster, client *http.Client, mnt string, sets [][]shard) error {
-	var through, raw, cpu, readerCPU []float64
+	var through, raw, cpu, readerCPU, wire []float64
+	reader := c.Nodes[len(c.Nodes)-1].Host
 	for round, set := range sets {
 		var bytes int64
 		for _, s := range set {
@@ -143,8 +144,17 @@ func (b *bench) peerMeasure(measure, reach string, c *cluster.Cluster, client *h
 				raw = append(raw, rate(bytes, d))
 				continue
 			}
+			before, _, err := reader.Bytes()
+			if err != nil {
+				return err
+			}
 			all, one, d, err := peerRead(c, mnt, set)
 			errs[1] = err
+			after, _, err := reader.Bytes()
+			if err != nil {
+				return err
+			}
+			wire = append(wire, float64(after-before)/float64(bytes))
 			through = append(through, rate(bytes, d))
 			cpu = append(cpu, perGiB(all, bytes))
 			readerCPU = append(readerCPU, perGiB(one, bytes))
@@ -157,6 +167,7 @@ func (b *bench) peerMeasure(measure, reach string, c *cluster.Cluster, client *h
 	}
 	b.emit(measure, ratios(through, raw), map[string]any{
 		"mountMiBps": through, "httpMiBps": raw, "cpuSecondsPerGiBAllNodes": cpu, "cpuSecondsPerGiBReader": readerCPU,
+		"interfaceBytesOverPayload": wire,
 	}, "%d files of peers at once, links of %d Mbit/s, mount / raw HTTP of the same bytes from the same peers; %s",
 		len(sets[0]), nodeLink.RateMbit, reach)
 	return nil
