@@ -59,7 +59,7 @@ func TestPassthrough(t *testing.T) {
 	}
 	a.Close()
 	b.Close()
-	until(t, "no file is registered", func() bool { return m.Stats().OpenBacking.Load() == 0 })
+	until(t, "nothing is open", func() bool { return m.Stats().OpenFiles.Load()+m.Stats().OpenBacking.Load() == 0 })
 	if got := content(t, m.path("f")); got != string(data) {
 		t.Error("open after the last close")
 	}
@@ -137,6 +137,7 @@ func TestPassthroughRefused(t *testing.T) {
 		if got := content(t, m.path("f")); got != "hello" {
 			t.Error(got)
 		}
+		until(t, "nothing is open", func() bool { return m.Stats().OpenFiles.Load() == 0 })
 	}
 	if got := passthroughs(m); got[PassthroughRefused] != 2 {
 		t.Errorf("opens: %v", got)

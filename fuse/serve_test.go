@@ -26,6 +26,13 @@ func TestMain(m *testing.M) {
 		victim(dir)
 		return
 	}
+	if path := os.Getenv("SHARDWELL_TEST_MAP"); path != "" {
+		if err := mapFile(path); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		return
+	}
 	goleak.VerifyTestMain(m)
 }
 
