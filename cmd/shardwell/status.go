@@ -53,8 +53,10 @@ func statusTables(out io.Writer, st control.Status) error {
 	memberTable(w, st)
 	datasetTable(w, st)
 	b := st.Bytes
-	fmt.Fprintf(w, "\nBYTES\torigin\tpeer\tdisk\tmemory\tsent to peers\tpassthrough opens\n")
-	fmt.Fprintf(w, "\t%s\t%s\t%s\t%s\t%s\t%d\n", size(b.Origin), size(b.Peer), size(b.Disk), size(b.Memory), size(b.SentToPeers), b.PassthroughOpens)
+	fmt.Fprintf(w, "\nBYTES READ\torigin\tpeer\tdisk\tmemory\tpassthrough opens\n")
+	fmt.Fprintf(w, "\t%s\t%s\t%s\t%s\t%d\n", size(b.Origin), size(b.Peer), size(b.Disk), size(b.Memory), b.PassthroughOpens)
+	fmt.Fprintf(w, "\nBYTES MOVED\tfrom origin\tfrom peers\tto peers\n")
+	fmt.Fprintf(w, "\t%s\t%s\t%s\n", size(b.FetchedFromOrigin), size(b.FetchedFromPeers), size(b.SentToPeers))
 	if len(st.Disks) > 0 {
 		fmt.Fprintf(w, "\nDISK\tstate\tused\tbudget\n")
 	}

@@ -1,6 +1,10 @@
 package control
 
-import "time"
+import (
+	"cmp"
+	"slices"
+	"time"
+)
 
 // Status is the document of `shardwell status --json`. The names of its fields
 // are a promise to those who read it: they are added to, never changed. Lists are
@@ -97,8 +101,11 @@ type SkippedKey struct {
 	Reason string `json:"reason"`
 }
 
-// normal returns s with empty lists instead of null ones.
+// normal returns s with empty lists instead of null ones, and members by name.
 func (s Status) normal() Status {
+	s.Members = slices.SortedFunc(slices.Values(s.Members), func(a, b Member) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID))
+	})
 	s.Members = orEmpty(s.Members)
 	s.Refused = orEmpty(s.Refused)
 	s.Mounts = orEmpty(s.Mounts)
