@@ -24,7 +24,8 @@
 // Parts: cache/mem, the arena. Implementations: cache/disk, a
 // [Tier] by way of [TierOf]. cache/meta stands beside it.
 //
-// Lock order: flight.mu, then object.mu, then Cache.mu. No I/O under any of them.
+// Lock order: flight.mu, then object.mu, then Cache.mu; unread.mu stands alone. No I/O
+// under any of them.
 package cache
 
 import (

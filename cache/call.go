@@ -348,7 +348,7 @@ func (c *call) deliver(ctx context.Context, b chunk.Block, span chunk.Span, from
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	o.c.stats.FetchedBytes[from].Add(int64(len(b.Data)))
+	o.arrive(b, from)
 	stored := o.store(b)
 	c.fl.mu.Lock()
 	borrowed := c.fl.land(c, b, from, stored)

@@ -31,16 +31,12 @@ type waiter struct {
 
 	missing blockSet // not arrived and not given up
 	copied  blockSet // in the reader's buffer
-	came    arrivals // to the tier, while the reader had no buffer
 	p       []byte   // the reader's buffer; nil for a peer, or a reader that has none yet
 	peer    bool
 	ready   []arrival // for a peer: all that arrived; for a reader without p: what no tier keeps
 	err     error     // of the fetch of a missing block
 	notify  chan struct{}
 }
-
-// arrivals says of blocks which of two sources they came from.
-type arrivals [FromPeer + 1]blockSet
 
 // arrival is a block that came while somebody waited for it.
 type arrival struct {
@@ -221,10 +217,10 @@ func (fl *flight) land(by *call, b chunk.Block, from Source, stored bool) *page 
 		w.missing.remove(i)
 		switch {
 		case w.p != nil:
-			w.copyFrom(fl, b, from)
+			w.copyFrom(fl, b)
 			w.copied.add(i)
 		case stored && !w.peer:
-			w.came[from].add(i) // it finds the block in the tier
+			// it finds the block in the tier
 		case stored:
 			w.ready = append(w.ready, arrival{b.Index, from, nil})
 		default:
@@ -271,9 +267,10 @@ func (fl *flight) inSteps(i uint32, b chunk.Block) bool {
 }
 
 // copyFrom copies w's part of a block into its buffer.
-func (w *waiter) copyFrom(fl *flight, b chunk.Block, from Source) {
-	n := copyBlock(w.p[:w.n], w.off, b.Data, int64(b.Index)*fl.obj.c.cfg.Geometry.BlockBytes)
-	fl.obj.c.served(fl.obj, b.Index, n, from)
+func (w *waiter) copyFrom(fl *flight, b chunk.Block) {
+	start := int64(b.Index) * fl.obj.c.cfg.Geometry.BlockBytes
+	n := copyBlock(w.p[:w.n], w.off, b.Data, start)
+	fl.obj.served(max(w.off, start), n, FromMemory)
 }
 
 // copyBlock copies what dst, which begins at offset off of the object, and a

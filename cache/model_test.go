@@ -107,6 +107,11 @@ func randomOperations(t *testing.T, seed uint64, buffers int, disk string) {
 		})
 	}
 	wg.Wait()
+	for _, from := range [...]Source{FromOrigin, FromPeer} {
+		if read, fetched := r.Stats().ReadBytes[from].Load(), r.Stats().FetchedBytes[from].Load(); read > fetched {
+			t.Errorf("readers got %d bytes from %v, from where %d came", read, from, fetched)
+		}
+	}
 }
 
 func operation(t *testing.T, r *rig, rng *rand.Rand, obj chunk.Object, data []byte) {

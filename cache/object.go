@@ -20,6 +20,7 @@ type object struct {
 	tier   TierFile // nil without a disk; set once, before acquire returns
 
 	refused atomic.Bool // the tier did not admit the last block
+	unread  unread      // what came from afar and no reader has had yet
 
 	mu      sync.Mutex
 	flights map[uint32]*flight // by chunk; each has refs > 0
@@ -120,6 +121,15 @@ func (o *object) setUnreadable(block uint32) {
 // streams reports whether blocks are not to be expected in the tier, so that
 // what is fetched ahead needs a place in memory.
 func (o *object) streams() bool { return o.tier == nil || o.refused.Load() }
+
+// arrive notes that a block is about to land, before anybody can see it. One that
+// is here already, by another call, stays what it is.
+func (o *object) arrive(b chunk.Block, from Source) {
+	o.c.stats.FetchedBytes[from].Add(int64(len(b.Data)))
+	if !o.isLocal(b.Index) {
+		o.unread.add(b.Index, o.c.cfg.Geometry.Blocks(o.Size), len(b.Data), from)
+	}
+}
 
 // store puts a block into the tier and reports whether it can be served from there.
 func (o *object) store(b chunk.Block) bool {

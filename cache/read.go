@@ -16,27 +16,6 @@ type read struct {
 	p      []byte // n bytes; nil until taken
 	take   func() ([]byte, error)
 	extend uint32 // blocks by which a fetch may go beyond
-	came   []came // what was waited for before there was a buffer
-}
-
-// came says whence blocks of one chunk came to the tier while the read waited
-// for them: to the reader that is their source, not the tier.
-type came struct {
-	first uint32 // number of the chunk's first block
-	arrivals
-}
-
-// source returns whence a block came that is now found in a tier.
-func (r *read) source(block uint32, tier Source) Source {
-	for i := range r.came {
-		c := &r.came[i]
-		for _, from := range [...]Source{FromOrigin, FromPeer} {
-			if n := block - c.first; block >= c.first && n < uint32(len(c.arrivals[from])*64) && c.arrivals[from].has(n) {
-				return from
-			}
-		}
-	}
-	return tier
 }
 
 // part is what a read wants of one chunk.
@@ -171,9 +150,6 @@ func (r *read) fly(ctx context.Context, p part, missing blockSet) (copied blockS
 	}
 	fl.exit(w)
 	copied, err = w.copied, w.err
-	if w.came != (arrivals{}) {
-		r.came = append(r.came, came{p.first, w.came})
-	}
 	done := w.missing.empty()
 	fl.mu.Unlock()
 	if err == nil && !done {
@@ -197,7 +173,7 @@ func (r *read) collect(fl *flight, w *waiter, p part, here blockSet) {
 	var copied, failed blockSet
 	for _, a := range arrived {
 		if err == nil {
-			r.copyPage(a.page, a.block, a.from)
+			r.copyPage(a.page, a.block, FromMemory)
 			copied.add(a.block - p.first)
 		}
 		r.f.c.pages.put(a.page)
@@ -227,9 +203,10 @@ func (r *read) bounds(block uint32) (lo, hi int64, whole bool) {
 	return lo, hi, lo == start && hi == end
 }
 
-func (r *read) copyPage(pg *page, block uint32, from Source) {
-	n := copyBlock(r.p, r.off, pg.data, int64(block)*r.f.c.cfg.Geometry.BlockBytes)
-	r.f.c.served(r.f.obj, block, n, from)
+func (r *read) copyPage(pg *page, block uint32, tier Source) {
+	start := int64(block) * r.f.c.cfg.Geometry.BlockBytes
+	n := copyBlock(r.p, r.off, pg.data, start)
+	r.f.obj.served(max(r.off, start), n, tier)
 }
 
 // local reads those blocks of set that memory or the tier has, and returns the others.
@@ -242,7 +219,7 @@ func (r *read) local(p part, set blockSet) (missing blockSet) {
 	for i, ok := set.next(0); ok; i, ok = set.next(i + 1) {
 		block := p.first + i
 		if pg := o.c.pages.get(pageKey{o.id, block}); pg != nil {
-			r.copyPage(pg, block, r.source(block, FromMemory))
+			r.copyPage(pg, block, FromMemory)
 			o.c.pages.put(pg)
 			continue
 		}
@@ -292,7 +269,7 @@ func (r *read) fromDisk(block, count uint32) bool {
 	}
 	for b := block; b < block+count; b++ {
 		lo, hi, _ := r.bounds(b)
-		o.c.served(o, b, int(hi-lo), r.source(b, FromDisk))
+		o.served(lo, int(hi-lo), FromDisk)
 	}
 	return true
 }
@@ -318,7 +295,7 @@ func (r *read) step(block uint32, lo, hi int64) bool {
 		crc = chunk.Checksum(buf[:n])
 	}
 	pg := o.c.pages.insert(pageKey{o.id, block}, buf, n, crc)
-	r.copyPage(pg, block, r.source(block, FromDisk))
+	r.copyPage(pg, block, FromDisk)
 	o.c.pages.put(pg)
 	return true
 }

@@ -277,3 +277,42 @@ func TestReadLate(t *testing.T) {
 		})
 	}
 }
+
+// Readers who wait for the same bytes make the origin send them once, and only one of
+// them is counted as having them from there.
+func TestBytesFromTheOriginAreReadOnce(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t, 8, nil)
+			defer r.shut(t)
+			obj, data := r.put("k", 512<<10)
+			gate := r.origin.Hold(objstore.OpGet)
+			var wg sync.WaitGroup
+			const readers = 5
+			for range readers {
+				wg.Go(func() {
+					f := r.open(t, obj)
+					defer f.Close()
+					if !late {
+						wantRead(t, f, data, 0, len(data))
+						return
+					}
+					buf := make([]byte, len(data))
+					if _, err := f.ReadLate(t.Context(), 0, len(buf), func() ([]byte, error) { return buf, nil }); err != nil || !bytes.Equal(buf, data) {
+						t.Errorf("read late: %v, or not the right bytes", err)
+					}
+				})
+			}
+			synctest.Wait()
+			gate.Open()
+			wg.Wait()
+			var all int64
+			for _, from := range Sources() {
+				all += r.Stats().ReadBytes[from].Load()
+			}
+			if got := r.Stats().ReadBytes[FromOrigin].Load(); got != obj.Size || all != readers*obj.Size {
+				t.Errorf("late %v: readers got %d bytes from the origin and %d in all; want %d and %d", late, got, all, obj.Size, readers*obj.Size)
+			}
+		})
+	}
+}

@@ -7,7 +7,9 @@ import (
 	"github.com/shardwell/shardwell/internal/chunk"
 )
 
-// Source is where bytes came from.
+// Source is where bytes came from. To readers a block's first bytes come from
+// the origin or a peer, also when they were fetched ahead and lie on disk by then; to
+// peers all come from where they are.
 type Source uint8
 
 // The sources of bytes, from the farthest to the nearest.
@@ -34,9 +36,15 @@ func (s Source) String() string {
 // Stats counts what a [Cache] did since it was made.
 type Stats struct {
 	// ReadBytes and ReadOps count what readers of this node got, by [Source]. An
-	// op is one block's part of a read.
+	// op is one block's part of a read. What was fetched counts once as from origin or
+	// peer, for its first reader; for those who waited with him, and who come later, it
+	// counts as from disk or memory. So both together tell hits from misses, and
+	// ReadBytes is never more than FetchedBytes of the same source. Exceptions, in favour of
+	// disk and memory: a block's part that was not read when its end was, and what
+	// was fetched for others, or ahead, and not read before the object's last user left.
 	ReadBytes, ReadOps [sources]atomic.Int64
-	// LentBytes counts what was handed to peers, by the source it then had.
+	// LentBytes counts what was handed to peers: FromOrigin or FromPeer if they
+	// waited for it, else by the tier it was in.
 	LentBytes [sources]atomic.Int64
 	// FetchedBytes counts blocks that came into the node: FromOrigin or FromPeer.
 	FetchedBytes [sources]atomic.Int64
@@ -57,8 +65,8 @@ type Stats struct {
 	MemoryBlocks atomic.Int64 // blocks held in memory now
 }
 
-// Event says which source served one block's part, for tests that show where
-// bytes came from.
+// Event says which source served one block's part, as [Stats] counts it, for tests that
+// show where bytes came from.
 type Event struct {
 	Op     string // "read" for a reader of this node, "lend" for a peer
 	Peer   string // ring id of the peer, for lend
@@ -76,12 +84,18 @@ func (e Event) String() string {
 	return fmt.Sprintf("%s %s block %d: %d bytes from %s", who, e.Key, e.Block, e.Bytes, e.Source)
 }
 
-// served counts n bytes of block that a reader got.
-func (c *Cache) served(obj *object, block uint32, n int, from Source) {
+// served counts the bytes [off, off+n) of one block, which a reader got and which
+// are in tier by now.
+func (o *object) served(off int64, n int, tier Source) {
+	c := o.c
+	size := c.cfg.Geometry.BlockBytes
+	block := uint32(off / size)
+	last := off+int64(n) == min((int64(block)+1)*size, o.Size)
+	from := o.unread.take(block, n, last, tier)
 	c.stats.ReadBytes[from].Add(int64(n))
 	c.stats.ReadOps[from].Add(1)
 	if c.cfg.Trace != nil {
-		c.cfg.Trace(Event{Op: "read", Key: obj.Key, Block: block, Bytes: n, Source: from})
+		c.cfg.Trace(Event{Op: "read", Key: o.Key, Block: block, Bytes: n, Source: from})
 	}
 }
 

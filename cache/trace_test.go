@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 
 	"github.com/shardwell/shardwell/internal/chunk"
 )
@@ -28,7 +29,8 @@ func TestTraces(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := runTrace(t, string(want))
+			var got string
+			synctest.Test(t, func(t *testing.T) { got = runTrace(t, string(want)) })
 			if *rewrite {
 				if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
 					t.Fatal(err)
@@ -47,13 +49,14 @@ type tracer struct {
 	objs map[string]chunk.Object
 	data map[string][]byte
 	held map[string]chunk.Span // what a peer holds
+	open map[string]*File      // by a reader who stays
 
 	mu  sync.Mutex
 	out strings.Builder
 }
 
 func runTrace(t *testing.T, script string) string {
-	tr := &tracer{t: t, objs: map[string]chunk.Object{}, data: map[string][]byte{}, held: map[string]chunk.Span{}}
+	tr := &tracer{t: t, objs: map[string]chunk.Object{}, data: map[string][]byte{}, held: map[string]chunk.Span{}, open: map[string]*File{}}
 	tr.rig = newRig(t, 8, func(c *Config) {
 		c.Peers = fetcherFunc(tr.peer)
 		c.Trace = func(e Event) { tr.printf("  %v", e) }
@@ -119,9 +122,15 @@ func (tr *tracer) command(args []string) {
 	case "damage": // KEY BLOCK
 		tr.tier.damage(obj.ID(), uint32(num(2)))
 	case "read": // KEY OFFSET BYTES
-		f := tr.open(tr.t, obj)
+		f := tr.rig.open(tr.t, obj)
 		wantRead(tr.t, f, tr.data[key], num(2), num(3))
 		f.Close()
+	case "open": // KEY
+		tr.open[key] = tr.rig.open(tr.t, obj)
+	case "close": // KEY
+		tr.open[key].Close()
+	case "prefetch": // KEY OFFSET BYTES, of an open file
+		tr.open[key].Prefetch(int64(num(2)), int64(num(3)))
 	case "lend": // KEY FIRST COUNT [held]
 		req := chunk.Request{Object: obj, ID: obj.ID(), Span: chunk.Span{First: uint32(num(2)), Count: uint32(num(3))}, Hops: 1, From: "p"}
 		req.HeldOnly = len(args) > 4
@@ -131,6 +140,7 @@ func (tr *tracer) command(args []string) {
 	default:
 		tr.t.Fatalf("unknown command %q", args[0])
 	}
+	synctest.Wait() // until it is here, and nobody holds anything who has done his work
 	for _, g := range tr.origin.Gets()[before:] {
 		tr.printf("  origin GET %s [%d, +%d)", g.Key, g.Off, g.N)
 	}

@@ -44,8 +44,8 @@ type Dataset struct {
 	PinnedUntil *string `json:"pinnedUntil"`
 }
 
-// Bytes counts since the start of a node: first what readers got, by where it was at
-// that moment, then what the node exchanged.
+// Bytes counts since the start of a node: first what readers got, by where it came
+// from, then what the node exchanged.
 type Bytes struct {
 	Origin           int64 `json:"origin"`
 	Peer             int64 `json:"peer"`

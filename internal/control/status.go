@@ -71,10 +71,11 @@ type Broadcast struct {
 	MaxOverMeanSent float64 `json:"maxOverMeanSent"`
 }
 
-// Bytes counts what the node gave to its readers, by where it was at that moment, and
-// what it exchanged. Much of what comes from the origin and from peers is
-// on disk before a reader asks: prefetch saw to it. What the kernel reads by passthrough is not
-// seen by the node; the opens are counted.
+// Bytes counts what the node gave to its readers, by where it came from, and
+// what it exchanged. A block's first reader has it from the origin or a peer, also when
+// prefetch saw to it that it was on disk by then, later ones from disk or memory. What was
+// fetched for peers and before any reader opened the object is from disk for all.
+// What the kernel reads by passthrough is not seen by the node; the opens are counted.
 type Bytes struct {
 	Origin           int64 `json:"origin"`
 	Peer             int64 `json:"peer"`
