@@ -78,6 +78,10 @@ func TestJudge(t *testing.T) {
 	if got := d.judge(good); len(got) != 0 {
 		t.Errorf("all as promised: got %q", got)
 	}
+	good[1].sources.Origin = 5
+	if got := d.judge(good); len(got) != 1 || got[0] != "epoch 2: nodes say that readers had 5 bytes from the origin" {
+		t.Errorf("nodes that count otherwise than the origin: got %q", got)
+	}
 	bad := []step{{name: "epoch 1", unique: 100, origin: 101}, {name: "epoch 2", unique: 100, origin: 1}, {name: "checkpoint", unique: 7, origin: 14}}
 	got := strings.Join(d.judge(bad), "\n")
 	want := "epoch 1: the origin sent 101 bytes of 100, 1.01 copies\nepoch 2: the origin sent 1 bytes again\ncheckpoint: the origin sent 14 bytes of 7, 2.00 copies"

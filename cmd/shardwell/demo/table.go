@@ -6,8 +6,8 @@ import (
 	"text/tabwriter"
 )
 
-// table writes what the steps did: what came into the nodes from origin and peers,
-// where readers then found it, and who sent it.
+// table writes what the steps did: where readers had their bytes from, and which
+// node sent how many to others.
 func (d *demo) table(steps []step) {
 	w := tabwriter.NewWriter(d.Result, 0, 8, 2, ' ', tabwriter.AlignRight)
 	names := make([]string, len(d.nodes.all))
@@ -15,12 +15,12 @@ func (d *demo) table(steps []step) {
 		names[i] = m.name + "\t"
 	}
 	blank := strings.Repeat("\t", len(names)-1)
-	fmt.Fprintf(w, "\t\t\t\tcame (MB)\t\tread (MB)\t\t\t\tsent by (MB)\t%s\n", blank)
-	fmt.Fprintf(w, "step\tseconds\tMB/s\tread MB\torigin\tpeer\ton its way\tdisk\tmemory\tpassthrough\t%s\n", strings.Join(names, ""))
+	fmt.Fprintf(w, "\t\t\t\tof it from (MB)\t\t\t\t\tsent by (MB)\t%s\n", blank)
+	fmt.Fprintf(w, "step\tseconds\tMB/s\tread MB\torigin\tpeer\tdisk\tmemory\tpassthrough\t%s\n", strings.Join(names, ""))
 	for _, s := range steps {
 		b := s.sources
 		fmt.Fprintf(w, "%s\t%.2f\t%.0f\t", s.name, s.duration.Seconds(), float64(s.read)/1e6/s.duration.Seconds())
-		for _, n := range append([]int64{s.read, b.FetchedFromOrigin, b.FetchedFromPeers, b.Origin + b.Peer, b.Disk, b.Memory, s.passthrough()}, s.sent...) {
+		for _, n := range append([]int64{s.read, b.Origin, b.Peer, b.Disk, b.Memory, s.passthrough()}, s.sent...) {
 			fmt.Fprintf(w, "%s\t", megabytes(n))
 		}
 		fmt.Fprintln(w)
@@ -45,6 +45,8 @@ func (d *demo) judge(steps []step) []string {
 		switch {
 		case s.name == "epoch 2" && s.origin > 0:
 			out = append(out, fmt.Sprintf("%s: the origin sent %d bytes again", s.name, s.origin))
+		case s.name == "epoch 2" && s.sources.Origin > 0:
+			out = append(out, fmt.Sprintf("%s: nodes say that readers had %d bytes from the origin", s.name, s.sources.Origin))
 		case s.origin > s.unique:
 			out = append(out, fmt.Sprintf("%s: the origin sent %d bytes of %d, %.2f copies", s.name, s.origin, s.unique, copies(s)))
 		}
