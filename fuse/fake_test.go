@@ -298,6 +298,7 @@ func mount(t testing.TB, origin *fakeOrigin, change func(*Config)) *testMount {
 	ctx, cancel := context.WithCancel(context.Background())
 	m.cancel = cancel
 	go func() { m.done <- s.Run(ctx) }()
+	<-s.Ready()
 	return m
 }
 

@@ -70,6 +70,7 @@ func (s *Session) resume(request, reply []byte) error {
 		return fmt.Errorf("resume %s: the mount was made with other options or by another version", s.cfg.uri())
 	}
 	s.agreed(reply)
+	close(s.ready)
 	for _, h := range s.state.Handles() {
 		s.restore(h)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -294,7 +295,25 @@ func (s *Session) serveInit(req []byte) bool {
 	s.reply(reply)
 	s.agreed(reply)
 	s.raiseReadAhead()
+	s.polling.Go(func() {
+		defer close(s.ready)
+		s.declinePoll()
+	})
 	return true
+}
+
+// declinePoll makes the kernel ask once whether files can be polled, to hear that they
+// cannot. Go polls each file that it opens in a call that its scheduler does not know
+// to block: a process that opens a file of its own mount could not stop the world
+// until it is answered, nor answer. (go-fuse knows the name and the remedy.)
+func (s *Session) declinePoll() {
+	fd, err := unix.Open(filepath.Join(s.Dir(), ".go-fuse-epoll-hack"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		s.log.Debug("file system: poll not declined", "error", err)
+		return
+	}
+	defer unix.Close(fd)
+	_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
 }
 
 // initReply makes the reply to INIT. Reads may be of 1 MiB, which go-fuse allows
@@ -316,7 +335,6 @@ func (s *Session) initReply(req []byte) ([]byte, error) {
 func (s *Session) agreed(reply []byte) {
 	flags := uint64(binary.NativeEndian.Uint32(reply[initOutFlags:])) | uint64(binary.NativeEndian.Uint32(reply[initOutFlags2:]))<<32
 	s.passthrough.Store(flags&gofuse.CAP_PASSTHROUGH != 0 && !s.cfg.NoPassthrough)
-	close(s.ready)
 }
 
 // nameOf returns the name in a LOOKUP.

@@ -272,3 +272,32 @@ func TestKilledDaemon(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A session that is stopped before, while or just after it agrees with the kernel
+// ends, and its mount with it.
+func TestStopAtOnce(t *testing.T) {
+	needFUSE(t)
+	o := newOrigin()
+	buffers := NewBuffers(0)
+	defer buffers.Close()
+	for i := range 30 {
+		s, err := New(Config{Bucket: fakeBucket, Names: o, Data: o, StateDir: t.TempDir(), Buffers: buffers})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := &testMount{Session: s, dir: t.TempDir(), origin: o, done: make(chan error, 1)}
+		if err := s.Mount(m.dir); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		m.cancel = cancel
+		go func() { m.done <- s.Run(ctx) }()
+		for range i {
+			runtime.Gosched()
+		}
+		m.stop(t)
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

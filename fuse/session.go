@@ -37,13 +37,15 @@ type Session struct {
 	stopFD int // eventfd: tells the reading thread to leave
 
 	dir         atomic.Pointer[string]
-	ready       chan struct{} // closed when the protocol is agreed on
+	device      string        // of the mount, "major:minor"; set with dir
+	ready       chan struct{} // closed when the mount is served
 	ended       chan struct{} // closed when Run is about to return
 	passthrough atomic.Bool
 
 	inflight inflight
 	slots    chan struct{}  // MaxInFlightRequests
 	serving  sync.WaitGroup // requests, listings and notices
+	polling  sync.WaitGroup // the call to our own mount that makes it ready
 	runCtx   context.Context
 	notices  chan notice
 
@@ -188,9 +190,22 @@ func (s *Session) Mount(dir string) error {
 	if err != nil {
 		return err
 	}
+	s.attach(fd, dir)
+	return nil
+}
+
+func (s *Session) attach(fd int, dir string) {
 	s.dev = fd
 	s.dir.Store(&dir)
-	return nil
+	if m, ok := FindMount(dir); ok {
+		s.device = m.Device
+	}
+}
+
+// mounted reports whether our mount is still where it was made, and not another.
+func (s *Session) mounted() bool {
+	m, ok := FindMount(s.Dir())
+	return ok && m.Ours() && m.Device == s.device
 }
 
 // Run serves the mount until it is unmounted (nil), ctx ends (nil; the mount is taken
@@ -218,15 +233,27 @@ func (s *Session) Run(ctx context.Context) error {
 	err := s.readRequests(runCtx)
 	cancel()
 	stop()
+	handOver := s.leaving.Load() && err == nil && ctx.Err() == nil
+	if !handOver {
+		s.abort()
+	}
 	s.serving.Wait()
-	if s.leaving.Load() && err == nil && ctx.Err() == nil {
+	if handOver {
 		s.kept.Store(os.NewFile(uintptr(s.dev), "/dev/fuse"))
 		s.dev = -1
 		s.opens.closeAll()
 		return nil
 	}
 	s.leave()
+	s.polling.Wait()
 	return err
+}
+
+// abort ends what waits in the kernel for this session, its own calls included.
+func (s *Session) abort() {
+	if s.mounted() {
+		_ = unix.Unmount(s.Dir(), unix.UMOUNT_NOFOLLOW|unix.MNT_FORCE) // busy or not
+	}
 }
 
 // signalStop makes the reading thread leave its loop.
@@ -237,10 +264,9 @@ func (s *Session) signalStop() error {
 
 // leave takes the mount away. Closing the device ends what still waits for an answer.
 func (s *Session) leave() {
-	dir := s.Dir()
-	if m, ok := FindMount(dir); ok && m.Ours() && m.URI() == s.cfg.uri() {
-		if err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH); err != nil {
-			s.log.Error("file system: mount stays behind", "directory", dir, "error", err)
+	if s.mounted() {
+		if err := unix.Unmount(s.Dir(), unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH); err != nil {
+			s.log.Error("file system: mount stays behind", "directory", s.Dir(), "error", err)
 		}
 	}
 	_ = unix.Close(s.dev)
@@ -271,7 +297,8 @@ func (s *Session) Close() error {
 	return errors.Join(kept, s.store.Close(), unix.Close(s.stopFD))
 }
 
-// Ready is closed when the kernel and the session have agreed on the protocol.
+// Ready is closed when the mount is served. This process does not open files of the
+// mount before.
 func (s *Session) Ready() <-chan struct{} { return s.ready }
 
 // Dir returns where the session is or was mounted, "" before Mount.
