@@ -106,7 +106,7 @@ func fioFile(t *testing.T, c *cluster.Cluster, key string, mib int) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "fio")
 	_, err := command(t, pythonWait, "fio", "--name=write", "--rw=write", "--bs=128k", fmt.Sprintf("--size=%dm", mib),
-		"--verify=crc32c", "--do_verify=0", fmt.Sprintf("--randseed=%d", seed), "--filename="+path)
+		"--verify=crc32c", "--do_verify=0", "--verify_state_save=0", fmt.Sprintf("--randseed=%d", seed), "--filename="+path)
 	must(t, err)
 	f, err := os.Open(path)
 	must(t, err)
@@ -119,7 +119,7 @@ func fioFile(t *testing.T, c *cluster.Cluster, key string, mib int) {
 func fioVerify(t *testing.T, path string, mib int) error {
 	t.Helper()
 	_, err := command(t, pythonWait, "fio", "--name=read", "--rw=read", "--bs=128k", fmt.Sprintf("--size=%dm", mib),
-		"--verify=crc32c", "--verify_fatal=1", "--readonly", "--filename="+path)
+		"--verify=crc32c", "--verify_state_save=0", "--verify_fatal=1", "--readonly", "--filename="+path)
 	return err
 }
 
