@@ -52,9 +52,7 @@ func (s *Session) Adopt(dev *os.File, dir string) error {
 	if err != nil {
 		return fmt.Errorf("adopt %s: %w", dir, err)
 	}
-	dir = Canonical(dir)
-	s.dev = fd
-	s.dir.Store(&dir)
+	s.attach(fd, Canonical(dir))
 	s.adopted = true
 	return nil
 }

@@ -1,7 +1,7 @@
 package fuse
 
 import (
-	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -122,25 +122,41 @@ func Canonical(dir string) string {
 	return filepath.Join(parent, filepath.Base(abs))
 }
 
+// tableReads is how often the mount table is read to see it twice the same: it is
+// given out a page at a time, and lines are missed while others mount and unmount.
+const tableReads = 20
+
 // Mounts returns the mount table of this process, in the order of mounting.
 func Mounts() ([]MountEntry, error) {
-	f, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return nil, fmt.Errorf("read mount table: %w", err)
+	var table []byte
+	for range tableReads {
+		again, err := os.ReadFile("/proc/self/mountinfo")
+		if err != nil {
+			return nil, fmt.Errorf("read mount table: %w", err)
+		}
+		if table != nil && bytes.Equal(table, again) {
+			break
+		}
+		table = again
 	}
-	defer f.Close()
 	var all []MountEntry
-	lines := bufio.NewScanner(f)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		if m, ok := parseMount(lines.Text()); ok {
+	for line := range strings.Lines(string(table)) {
+		if m, ok := parseMount(strings.TrimSuffix(line, "\n")); ok {
 			all = append(all, m)
 		}
 	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("read mount table: %w", err)
-	}
 	return all, nil
+}
+
+// deviceOf returns the device of the file system that dir is on, as "major:minor",
+// "" when it cannot be told. It does not ask the file system, which may be ours.
+func deviceOf(dir string) string {
+	var st unix.Statx_t
+	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT | unix.AT_STATX_DONT_SYNC
+	if err := unix.Statx(unix.AT_FDCWD, dir, flags, 0, &st); err != nil {
+		return ""
+	}
+	return fmt.Sprintf("%d:%d", st.Dev_major, st.Dev_minor)
 }
 
 // parseMount reads a line of mountinfo: id, parent, device, root, mount point,
@@ -174,14 +190,9 @@ func unescape(s string) string {
 }
 
 // raiseReadAhead lets the kernel read further ahead than the 128 KiB that it allows
-// a FUSE file system. The bdi is found by the mount table: asking the mount
-// itself would wait for ourselves.
+// a FUSE file system.
 func (s *Session) raiseReadAhead() {
-	m, ok := FindMount(s.Dir())
-	if !ok {
-		return
-	}
-	path := "/sys/class/bdi/" + m.Device + "/read_ahead_kb"
+	path := "/sys/class/bdi/" + s.device + "/read_ahead_kb"
 	bytes := s.cfg.ReadAheadBytes
 	if bytes == 0 {
 		bytes = DefaultReadAheadBytes

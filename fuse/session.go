@@ -197,14 +197,12 @@ func (s *Session) Mount(dir string) error {
 func (s *Session) attach(fd int, dir string) {
 	s.dev = fd
 	s.dir.Store(&dir)
-	if m, ok := FindMount(dir); ok {
-		s.device = m.Device
-	}
+	s.device = deviceOf(dir)
 }
 
 // mounted reports whether our mount is still where it was made, and not another.
 func (s *Session) mounted() bool {
-	m, ok := FindMount(s.Dir())
+	m, ok := FindMount(s.Dir()) // which also tells of one that was aborted
 	return ok && m.Ours() && m.Device == s.device
 }
 
