@@ -40,10 +40,11 @@ unit:
 	go test -count=1 -timeout 15m ./...
 
 # Real processes, network namespaces, kernel mounts and readers. Its own module, as it needs
-# servers and clients that the product must not depend on. It sets itself up.
+# servers and clients that the product must not depend on. It sets itself up. -p 1: packages make
+# namespaces and time things, one after the other.
 e2e: bin/shardwell
 	./e2e/setup
-	cd e2e && SHARDWELL_BIN=$(CURDIR)/bin/shardwell go test -count=1 -timeout 40m ./...
+	cd e2e && SHARDWELL_BIN=$(CURDIR)/bin/shardwell go test -p 1 -count=1 -timeout 40m ./...
 
 # What a change must pass besides the tests.
 check: fmt vet staticcheck race vuln
