@@ -119,16 +119,15 @@ func (d *disks) Find(id chunk.ObjectID) (*disk.File, error) {
 
 // Run keeps the directories within their budgets until ctx ends.
 func (d *disks) Run(ctx context.Context) error {
-	group, ctx := errgroup.WithContext(ctx)
+	group, run := errgroup.WithContext(ctx)
 	for _, dir := range d.dirs {
-		group.Go(func() error {
-			if err := dir.Run(ctx); err != nil {
-				return fmt.Errorf("cache directory %s: %w", dir.Path(), err)
-			}
-			return nil
-		})
+		group.Go(func() error { return part(run, dir.Path(), dir.Run) })
 	}
-	return group.Wait()
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	<-ctx.Done() // at once, unless there are none
+	return nil
 }
 
 // Close removes the state of mounts and marks the directories clean.

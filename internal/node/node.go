@@ -140,14 +140,14 @@ func (n *Node) Run(ctx context.Context) error {
 	forDisks, stopDisks := context.WithCancel(rest)
 	group.Go(func() error {
 		defer stopCluster()
-		return n.mounts.Run(run)
+		return part(run, "mounts", n.mounts.Run)
 	})
 	group.Go(func() error {
 		defer stopDisks()
-		return n.cluster.Run(forCluster)
+		return part(forCluster, "cluster", n.cluster.Run)
 	})
-	group.Go(func() error { return n.disks.Run(forDisks) })
-	group.Go(func() error { return n.watch.Run(forDisks) })
+	group.Go(func() error { return part(forDisks, "cache directories", n.disks.Run) })
+	group.Go(func() error { return part(forDisks, "metrics", n.watch.Run) })
 	n.log.Info("node started", "name", n.name, "id", n.id, "peers", n.cluster.addr(), "version", Version)
 	err := group.Wait()
 	if err != nil {
@@ -155,6 +155,18 @@ func (n *Node) Run(ctx context.Context) error {
 		return err
 	}
 	n.log.Info("node stopped", "name", n.name, "id", n.id)
+	return nil
+}
+
+// part runs a part of the node, which is to end with ctx and not before.
+func part(ctx context.Context, name string, run func(context.Context) error) error {
+	err := run(ctx)
+	if err == nil && ctx.Err() == nil {
+		err = errors.New("ended by itself")
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
 	return nil
 }
 

@@ -5,8 +5,11 @@ import (
 	"github.com/shardwell/shardwell/objstore"
 )
 
-// maxUsageDirs bounds the directories told apart; beyond them their parents are.
-const maxUsageDirs = 1024
+// Bounds of what is told apart.
+const (
+	maxUsageDirs  = 1024 // directories; beyond them their parents are
+	maxUsageDepth = 64   // elements of a directory's path
+)
 
 // share is what a node holds of the objects directly in one directory of a bucket.
 type share struct {
@@ -19,17 +22,20 @@ type share struct {
 
 // tally adds up bytes by directory, and by ever shorter paths when there are too many.
 type tally struct {
+	max   int // directories told apart, but for those of different buckets
 	depth int // path elements told apart
 	byDir map[share]*share
 }
 
-func newTally() *tally { return &tally{depth: 64, byDir: make(map[share]*share)} }
+func newTally(dirs int) *tally {
+	return &tally{max: dirs, depth: maxUsageDepth, byDir: make(map[share]*share)}
+}
 
 func (t *tally) add(o chunk.Object, local, owned int64) {
 	s := share{Origin: o.Origin, Bucket: o.Bucket, Dir: dirOf(o.Key, t.depth)}
 	for {
 		sum := t.byDir[s]
-		if sum == nil && len(t.byDir) >= maxUsageDirs && t.depth > 0 {
+		if sum == nil && len(t.byDir) >= t.max && t.depth > 0 {
 			t.shorten()
 			s.Dir = dirOf(o.Key, t.depth)
 			continue
@@ -46,7 +52,7 @@ func (t *tally) add(o chunk.Object, local, owned int64) {
 
 // shorten merges directories until they are half as many as are allowed.
 func (t *tally) shorten() {
-	for t.depth > 0 && len(t.byDir) > maxUsageDirs/2 {
+	for t.depth > 0 && len(t.byDir) > t.max/2 {
 		t.depth--
 		merged := make(map[share]*share)
 		for key, sum := range t.byDir {

@@ -60,7 +60,7 @@ func (n *Node) shares(ctx context.Context) ([]share, error) {
 
 // walkDisks counts what the disks hold and closes done.
 func (n *Node) walkDisks(ctx context.Context, done chan<- struct{}) {
-	t := newTally()
+	t := newTally(maxUsageDirs)
 	for _, d := range n.disks.dirs {
 		err := d.Each(ctx, func(e disk.Entry) error {
 			local := min(int64(e.Present)*n.geometry.BlockBytes, e.Object.Size)

@@ -59,12 +59,13 @@ func openWatch(n *Node) (*watch, error) {
 // Run serves until ctx ends.
 func (w *watch) Run(ctx context.Context) error {
 	if w.listen == nil {
+		<-ctx.Done()
 		return nil
 	}
 	stop := context.AfterFunc(ctx, func() { _ = w.server.Close() }) // what is lost is one answer
 	defer stop()
 	if err := w.server.Serve(w.listen); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("metrics: %w", err)
+		return err
 	}
 	return nil
 }
