@@ -14,6 +14,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -25,6 +26,10 @@ type bench struct {
 	rounds int
 	mib    int64 // size of the large file
 	out    *json.Encoder
+
+	castMiB int64    // size of what is broadcast
+	mbit    int      // of each link of a broadcast's cage
+	flags   []string // of the nodes of a broadcast, beside the usual ones
 }
 
 // groups are measured in this order; each shares a cluster.
@@ -32,6 +37,10 @@ var groups = []struct {
 	name string
 	run  func(*bench) error
 }{
+	{"broadcast8", (*bench).broadcast8},
+	{"broadcast2", (*bench).broadcast2},
+	{"broadcast4", (*bench).broadcast4},
+	{"broadcast12", (*bench).broadcast12},
 	{"ring", (*bench).ring},
 	{"warm", (*bench).warm},
 	{"peer", (*bench).peer},
@@ -52,10 +61,14 @@ func main() {
 		return
 	}
 	b := &bench{out: json.NewEncoder(os.Stdout)}
-	run := flag.String("run", "", "measure the groups whose names match this expression")
+	run := flag.String("run", "^[^b]", "measure the groups whose names match this expression; broadcasts, which take long, only when it names them")
 	flag.IntVar(&b.rounds, "rounds", 5, "rounds of each measure")
 	flag.Int64Var(&b.mib, "mib", 2048, "size of the large file in MiB")
+	flag.Int64Var(&b.castMiB, "cast-mib", 256, "size of what is broadcast in MiB")
+	flag.IntVar(&b.mbit, "cast-mbit", 50, "rate of each link of a broadcast in Mbit/s")
+	nodeFlags := flag.String("cast-flags", "", "flags for the nodes of a broadcast")
 	flag.Parse()
+	b.flags = strings.Fields(*nodeFlags)
 	want, err := regexp.Compile(*run)
 	if err != nil || b.rounds < 1 || b.mib < 64 || flag.NArg() > 0 {
 		flag.Usage()
