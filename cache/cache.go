@@ -24,7 +24,7 @@
 // Parts: cache/mem, the arena. Implementations: cache/disk, a
 // [Tier] by way of [TierOf]. cache/meta stands beside it.
 //
-// Lock order: flight.mu, then object.mu, then Cache.mu; unread.mu stands alone. No I/O
+// Lock order: flight.mu, then object.mu, then fill.mu, then Cache.mu; unread.mu stands alone. No I/O
 // under any of them.
 package cache
 
@@ -49,6 +49,7 @@ const (
 	DefaultLinger        = time.Second
 	DefaultMaxFetches    = 256 // calls to upstreams; each holds at most one buffer
 	DefaultMaxPrefetches = 32  // of these and of those queued; 256 MiB of chunks ahead
+	DefaultFillChunks    = 6
 )
 
 // Config is what a [Cache] stands on. Peers, Disk and Owned may be nil.
@@ -81,6 +82,7 @@ type Config struct {
 	MaxFetches          int // at once, for the node
 	MaxFetchesPerBucket int // at once, so that one slow bucket leaves room; default 3/4 of MaxFetches
 	MaxPrefetches       int // at once, running or queued; more are dropped
+	FillChunks          int // of an object that [File.Fill] has under way at once
 
 	Logger *slog.Logger
 	Trace  func(Event) // for tests; called while others wait
@@ -110,6 +112,9 @@ func (c *Config) setDefaults() {
 	}
 	if c.MaxPrefetches <= 0 {
 		c.MaxPrefetches = DefaultMaxPrefetches
+	}
+	if c.FillChunks <= 0 {
+		c.FillChunks = DefaultFillChunks
 	}
 	if c.Owned == nil {
 		c.Owned = func(chunk.Request) bool { return c.Peers == nil }
@@ -194,6 +199,7 @@ func (c *Cache) Open(obj chunk.Object) (*File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", obj.URI(), err)
 	}
+	o.files.Add(1)
 	return &File{c: c, obj: o}, nil
 }
 

@@ -186,6 +186,7 @@ func (f *File) CachedBytes() int64 {
 // Close gives the file back. A second Close does nothing.
 func (f *File) Close() {
 	if !f.closed.Swap(true) {
+		f.obj.files.Add(-1)
 		f.obj.release()
 	}
 }

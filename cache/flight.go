@@ -33,6 +33,7 @@ type waiter struct {
 	copied  blockSet // in the reader's buffer
 	p       []byte   // the reader's buffer; nil for a peer, or a reader that has none yet
 	peer    bool
+	fills   bool      // wants blocks in the tier only, and is given none
 	ready   []arrival // for a peer: all that arrived; for a reader without p: what no tier keeps
 	err     error     // of the fetch of a missing block
 	notify  chan struct{}
@@ -216,6 +217,7 @@ func (fl *flight) land(by *call, b chunk.Block, from Source, stored bool) *page 
 		}
 		w.missing.remove(i)
 		switch {
+		case w.fills:
 		case w.p != nil:
 			w.copyFrom(fl, b)
 			w.copied.add(i)

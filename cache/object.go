@@ -19,11 +19,14 @@ type object struct {
 	opened sync.Once
 	tier   TierFile // nil without a disk; set once, before acquire returns
 
-	refused atomic.Bool // the tier did not admit the last block
-	unread  unread      // what came from afar and no reader has had yet
+	files   atomic.Int64 // open
+	refused atomic.Bool  // the tier did not admit the last block
+	unread  unread       // what came from afar and no reader has had yet
 
 	mu      sync.Mutex
 	flights map[uint32]*flight // by chunk; each has refs > 0
+	fill    *fill              // nil when none is under way
+	filled  bool               // by one that came to its end
 
 	// unreadable holds the blocks which the tier has and could not read. They are
 	// fetched again and served from memory.

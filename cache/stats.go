@@ -54,6 +54,7 @@ type Stats struct {
 	NotAdmitted     atomic.Int64 // blocks that the tier did not take
 	Streamed        atomic.Int64 // blocks that no tier kept: neither disk nor memory
 	Fetches         atomic.Int64 // fetches started: runs of blocks
+	Fills           atomic.Int64 // objects that were begun to be fetched as a whole
 	Retries         atomic.Int64 // attempts after a transient error
 	Stalls          atomic.Int64 // attempts cut because nothing came
 	Failures        atomic.Int64 // fetches given up with an error

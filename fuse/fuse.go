@@ -59,6 +59,13 @@ type LateReader interface {
 	ReadLate(ctx context.Context, off int64, n int, take func() ([]byte, error)) (int, error)
 }
 
+// Filler is a File that can be had whole.
+type Filler interface {
+	// Fill has all of the file brought to this node, beginning at off, and returns at
+	// once. False means that this is not under way: then Prefetch is what is left.
+	Fill(off int64) bool
+}
+
 // Mode is how fresh a mount's names and versions are.
 type Mode int
 

@@ -103,6 +103,9 @@ func (s *Session) prefetch(h *handle, off, n int64) {
 		return
 	}
 	s.setStream(h, true)
+	if filler, ok := h.file.(Filler); ok && want.Whole && filler.Fill(off) {
+		return
+	}
 	h.file.Prefetch(want.Off, want.N)
 }
 

@@ -18,12 +18,19 @@ const (
 	// stepBytes is how far a reader gets at most until ranges are asked for again: one
 	// chunk.
 	stepBytes = 8 << 20
+	// walkBytes read in a row are a walk through the file: the header of a file is shorter.
+	walkBytes = 4 << 20
 	// maxStreams are told apart in one file: workers that share a descriptor.
 	maxStreams = 4
 )
 
 // Range is a run of bytes; empty when N is 0.
-type Range struct{ Off, N int64 }
+type Range struct {
+	Off, N int64
+	// Whole says that the reader has read so much in a row that it will walk through
+	// the file.
+	Whole bool
+}
 
 // Detector watches the reads of one open file. It is not safe for concurrent use.
 // The zero value is ready.
@@ -66,7 +73,7 @@ func (d *Detector) Read(off, n, size, limit int64) Range {
 		return Range{}
 	}
 	s.asked, s.ahead = s.next, min(size, s.next+window)
-	return Range{Off: s.next, N: s.ahead - s.next}
+	return Range{Off: s.next, N: s.ahead - s.next, Whole: s.run >= walkBytes}
 }
 
 // find returns the stream that a read continues, or a new one in the place of the

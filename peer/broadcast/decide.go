@@ -11,19 +11,27 @@ import (
 func (p *Plan) Ask(now time.Time, req Request) Decision {
 	s := p.state(now, req.Chunk)
 	p.noteFailures(now, s, req.Failed)
-	source := ""
-	if !req.ServeOnly && s.sends() >= p.cfg.MaxSends {
+	var source *holder
+	if !req.ServeOnly {
 		source = p.choose(now, s, req)
 	}
 	p.receiving(now, s, req, source)
-	return Decision{Redirect: source}
+	if source == nil {
+		return Decision{}
+	}
+	return Decision{Redirect: source.id}
 }
 
 // Done says that this node's send to a member has ended well.
 func (p *Plan) Done(now time.Time, c Chunk, member string) {
-	if h := p.holder(c, member); h != nil && h.direct > 0 {
+	s := p.chunk(c)
+	if s == nil {
+		return
+	}
+	if h := s.members[member]; h != nil && h.direct > 0 {
 		h.direct--
-		if h.direct == 0 && h.source == "" {
+		s.direct--
+		if h.direct == 0 && h.source == nil {
 			h.done = true
 		}
 	}
@@ -31,12 +39,17 @@ func (p *Plan) Done(now time.Time, c Chunk, member string) {
 
 // Failed says that this node's send to a member broke.
 func (p *Plan) Failed(now time.Time, c Chunk, member string) {
-	h := p.holder(c, member)
+	s := p.chunk(c)
+	if s == nil {
+		return
+	}
+	h := s.members[member]
 	if h == nil || h.direct == 0 {
 		return
 	}
 	h.direct--
-	if h.direct == 0 && h.source == "" {
+	s.direct--
+	if h.direct == 0 && h.source == nil {
 		h.span = chunk.Span{} // what it got of it is not known
 	}
 }
@@ -45,8 +58,9 @@ func (p *Plan) Failed(now time.Time, c Chunk, member string) {
 func (p *Plan) Leave(member string) {
 	for e := p.order.Front(); e != nil; e = e.Next() {
 		s := e.Value.(*state)
-		delete(s.members, member)
+		s.forget(member)
 	}
+	delete(p.blamed, member)
 }
 
 // Expire forgets the chunks that are no longer hot. Ask does so as it goes; this is for
@@ -84,12 +98,35 @@ func (p *Plan) state(now time.Time, c Chunk) *state {
 	return s
 }
 
-func (p *Plan) holder(c Chunk, member string) *holder {
+func (p *Plan) chunk(c Chunk) *state {
 	e := p.chunks[c]
 	if e == nil {
 		return nil
 	}
-	return e.Value.(*state).members[member]
+	return e.Value.(*state)
+}
+
+// forget drops a member, and its place behind its source.
+func (s *state) forget(member string) {
+	h := s.members[member]
+	if h == nil {
+		return
+	}
+	s.detach(h)
+	s.direct -= h.direct
+	h.gone = true
+	delete(s.members, member)
+}
+
+// detach ends what a member counts for at its source.
+func (s *state) detach(h *holder) {
+	switch {
+	case h.stranger:
+	case h.source == nil:
+		s.given--
+	default:
+		h.source.children--
+	}
 }
 
 // noteFailures remembers who could not help an asker, also when it was not known
@@ -99,7 +136,20 @@ func (p *Plan) noteFailures(now time.Time, s *state, failed []string) {
 		if h := p.remember(s, id, now); h != nil {
 			h.failed = now
 		}
+		if _, ok := p.blamed[id]; ok || len(p.blamed) < p.cfg.MaxMembers {
+			p.blamed[id] = now
+		}
 	}
+}
+
+// isBlamed reports whether a member has failed lately, for whatever chunk.
+func (p *Plan) isBlamed(id string, now time.Time) bool {
+	at, ok := p.blamed[id]
+	if ok && now.Sub(at) >= p.cfg.FailedFor {
+		delete(p.blamed, id)
+		return false
+	}
+	return ok
 }
 
 // remember returns what is known of a member, or nil when there is no room for it.
@@ -115,30 +165,32 @@ func (p *Plan) remember(s *state, id string, now time.Time) *holder {
 	return h
 }
 
-// sends counts the sends from this node that are under way.
-func (s *state) sends() int {
-	n := 0
-	for _, h := range s.members {
-		n += h.direct
-	}
-	return n
-}
-
 // receiving remembers from whom the asker receives from now on.
-func (p *Plan) receiving(now time.Time, s *state, req Request, source string) {
+func (p *Plan) receiving(now time.Time, s *state, req Request, source *holder) {
 	h := p.remember(s, req.Member, now)
 	if h == nil {
 		return // it is served, and named to nobody
 	}
+	s.detach(h)
 	h.zone, h.rack = req.Zone, req.Rack
 	h.span = union(h.span, req.Span)
-	h.since, h.source, h.done, h.stranger = now, source, false, false
-	if source == "" {
+	h.since, h.source, h.done, h.stranger, h.depth = now, source, false, false, 1
+	if source == nil {
 		h.direct++
+		s.direct++
+		s.given++
+	} else {
+		source.children++
+		h.depth = 1 + p.depth(now, source)
 	}
-	if src := s.members[source]; src != nil {
-		src.named++
+}
+
+// depth is how many hops what a member passes on is behind this node.
+func (p *Plan) depth(now time.Time, h *holder) int {
+	if h.done || now.Sub(h.since) >= p.cfg.Settle {
+		return 0 // it has all of it
 	}
+	return h.depth
 }
 
 // makeRoom forgets the member that has been receiving for longest, other than
@@ -156,7 +208,7 @@ func (p *Plan) makeRoom(s *state) bool {
 	if oldest == nil {
 		return false
 	}
-	delete(s.members, oldest.id)
+	s.forget(oldest.id)
 	return true
 }
 
@@ -169,22 +221,59 @@ func union(a, b chunk.Span) chunk.Span {
 	return chunk.Span{First: first, Count: end - first}
 }
 
-// choose returns the best member to name, or "" when there is none.
-func (p *Plan) choose(now time.Time, s *state, req Request) string {
-	load := s.loads(now, p.cfg.Settle)
-	var best *holder
+// candidate is somebody who may be the asker's source, and what speaks for it.
+type candidate struct {
+	h      *holder // nil: this node
+	room   bool    // below the limit of sends
+	inRack bool    // of the asker
+	inZone bool
+	cost   int // receivers, and what counts like one
+	depth  int
+}
+
+// choose returns the best member to name, or nil when that is this node, or nobody.
+func (p *Plan) choose(now time.Time, s *state, req Request) *holder {
+	best := candidate{room: s.direct < p.cfg.MaxSends, cost: s.given,
+		inRack: req.Rack != "" && p.cfg.Rack == req.Rack, inZone: req.Zone != "" && p.cfg.Zone == req.Zone}
 	for _, h := range s.members {
 		if !p.mayServe(now, s, h, req) {
 			continue
 		}
-		if best == nil || p.better(h, best, load, req) {
-			best = h
+		depth := p.depth(now, h)
+		c := candidate{h: h, room: h.children < p.cfg.MaxSends, cost: h.children + depth/p.cfg.MaxChain, depth: depth,
+			inRack: req.Rack != "" && h.rack == req.Rack, inZone: req.Zone != "" && h.zone == req.Zone}
+		if p.isBlamed(h.id, now) {
+			c.cost++
+		}
+		if c.before(best) {
+			best = c
 		}
 	}
-	if best == nil {
-		return ""
+	return best.h
+}
+
+// before orders candidates: who has room, same rack, same zone, fewest receivers,
+// shortest chain, longest at it, and the id at last, so that equal states give equal decisions.
+func (a candidate) before(b candidate) bool {
+	switch {
+	case a.room != b.room:
+		return a.room
+	case !a.room && (a.h == nil) != (b.h == nil):
+		return a.h != nil // all are full: rather another
+	case a.inRack != b.inRack:
+		return a.inRack
+	case a.inZone != b.inZone:
+		return a.inZone
+	case a.cost != b.cost:
+		return a.cost < b.cost
+	case a.depth != b.depth:
+		return a.depth < b.depth
+	case a.h == nil || b.h == nil:
+		return a.h == nil
+	case !a.h.since.Equal(b.h.since):
+		return a.h.since.Before(b.h.since)
 	}
-	return best.id
+	return a.h.id < b.h.id
 }
 
 // mayServe reports whether h can be the asker's source at all.
@@ -200,51 +289,13 @@ func (p *Plan) mayServe(now time.Time, s *state, h *holder, req Request) bool {
 	}
 	// Follow the sources up to this node, to one that is done, or to the asker.
 	for range len(s.members) + 1 {
-		if h.done || now.Sub(h.since) >= p.cfg.Settle || h.source == "" {
+		if h.done || now.Sub(h.since) >= p.cfg.Settle || h.source == nil {
 			return true
 		}
-		if h.source == req.Member {
-			return false
-		}
-		if h = s.members[h.source]; h == nil || h.stranger {
-			return false // forgotten, and who it waits for with it
+		h = h.source
+		if h.id == req.Member || h.gone || h.stranger {
+			return false // forgotten: and who it waits for with it
 		}
 	}
 	return false
-}
-
-// loads counts the members that receive from each member now.
-func (s *state) loads(now time.Time, settle time.Duration) map[string]int {
-	load := make(map[string]int, len(s.members))
-	for _, h := range s.members {
-		if h.source != "" && !h.done && now.Sub(h.since) < settle {
-			load[h.source]++
-		}
-	}
-	return load
-}
-
-// better orders the members that may be named: one that has room, same rack, same
-// zone, fewest receivers, named least often, longest at it, and the id at last, so
-// that equal states give equal decisions.
-func (p *Plan) better(a, b *holder, load map[string]int, req Request) bool {
-	if x, y := load[a.id] < p.cfg.MaxSends, load[b.id] < p.cfg.MaxSends; x != y {
-		return x
-	}
-	if x, y := req.Rack != "" && a.rack == req.Rack, req.Rack != "" && b.rack == req.Rack; x != y {
-		return x
-	}
-	if x, y := req.Zone != "" && a.zone == req.Zone, req.Zone != "" && b.zone == req.Zone; x != y {
-		return x
-	}
-	if x, y := load[a.id], load[b.id]; x != y {
-		return x < y
-	}
-	if a.named != b.named {
-		return a.named < b.named
-	}
-	if !a.since.Equal(b.since) {
-		return a.since.Before(b.since)
-	}
-	return a.id < b.id
 }

@@ -3,6 +3,12 @@
 // package peer, and pure: state and request in, decision out, no I/O, no clock but
 // an argument, no chance.
 //
+// Those who want a chunk become a narrow tree: each is sent to whoever has the fewest
+// receivers, this node among them, which makes a chain, until the chain is
+// [Config].MaxChain long and another one begins beside it. So a chunk costs every node that
+// passes it on about one copy, the owner too; who asks late, because its link is slow, is at
+// an end and holds nobody up.
+//
 // It promises that at most [Config].MaxSends sends of a chunk are under way at once
 // as long as somebody else can serve; that nobody is sent to itself, to a member
 // that failed lately, or to one that waits, however indirectly, for the asker; and
@@ -19,9 +25,15 @@ import (
 
 // Config bounds a [Plan]. Zero values mean the defaults.
 type Config struct {
+	// Zone and Rack are those of this node.
+	Zone, Rack string
 	// MaxSends is how many sends of one chunk, from this node or from a member that
 	// it names, are under way at once, default 3.
 	MaxSends int
+	// MaxChain is how many members receive one after the other before a member that is
+	// nearer to the start is given a second receiver, default 24: each hop costs the
+	// time of one block, and one that breaks holds up those behind it.
+	MaxChain int
 	// Hot is how long a chunk is remembered after it was last asked for, default 2 min.
 	Hot time.Duration
 	// FailedFor is how long a member that failed for a chunk is not named for it,
@@ -48,7 +60,7 @@ func (c *Config) setDefaults() {
 	for _, n := range [...]struct {
 		to  *int
 		def int
-	}{{&c.MaxSends, 3}, {&c.MaxChunks, 4096}, {&c.MaxMembers, 1024}} {
+	}{{&c.MaxSends, 3}, {&c.MaxChain, 24}, {&c.MaxChunks, 4096}, {&c.MaxMembers, 1024}} {
 		if *n.to <= 0 {
 			*n.to = n.def
 		}
@@ -86,6 +98,7 @@ type Plan struct {
 	cfg    Config
 	chunks map[Chunk]*list.Element // values are *state
 	order  list.List               // by time of the last request, oldest first
+	blamed map[string]time.Time    // members that askers could not get a chunk from lately, whichever; at most MaxMembers
 }
 
 // state is what is known of one chunk.
@@ -93,6 +106,8 @@ type state struct {
 	chunk   Chunk
 	last    time.Time // it was last asked for
 	members map[string]*holder
+	direct  int // sends from this node that are under way
+	given   int // members that receive, or had it, from this node
 }
 
 // holder is a member that has the chunk or is receiving it.
@@ -100,16 +115,18 @@ type holder struct {
 	id, zone, rack string
 	span           chunk.Span // of what it has or is receiving
 	since          time.Time  // it began to receive
-	source         string     // whom it receives from; "" means this node, or that it is done
+	source         *holder    // whom it receives from; nil means this node
 	direct         int        // sends from this node to it that are under way
 	done           bool
+	gone           bool      // forgotten, and still the source of others
 	stranger       bool      // never asked since it was forgotten: its source is not known
 	failed         time.Time // an asker last could not get the chunk from it
-	named          int       // how often it was named to others
+	children       int       // members that receive, or had it, from this one
+	depth          int       // members between this node and it, and it, when it began
 }
 
 // New returns an empty Plan.
 func New(cfg Config) *Plan {
 	cfg.setDefaults()
-	return &Plan{cfg: cfg, chunks: make(map[Chunk]*list.Element)}
+	return &Plan{cfg: cfg, chunks: make(map[Chunk]*list.Element), blamed: make(map[string]time.Time)}
 }

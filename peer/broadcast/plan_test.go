@@ -124,7 +124,7 @@ func TestForgets(t *testing.T) {
 		t.Errorf("%d members", n)
 	}
 	p.Leave("a")
-	if p.holder(Chunk{Index: 8}, "a") != nil {
+	if p.chunk(Chunk{Index: 8}).members["a"] != nil {
 		t.Error("a member that left is remembered")
 	}
 	p.Expire(noon.Add(3 * time.Minute))

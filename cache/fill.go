@@ -1,0 +1,195 @@
+package cache
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/shardwell/shardwell/internal/chunk"
+	"github.com/shardwell/shardwell/objstore"
+)
+
+// fill brings a whole object to this node: a window of chunks at a time, in the
+// order of the object, from where the reader is to the end and then what lies before
+// it. All nodes that fill an object do so in one order. Since every receiver of a
+// chunk passes it on at once, all uplinks work whichever chunks it is that are under way,
+// and the origin is read in a narrow window that moves on.
+type fill struct {
+	o *object
+
+	mu      sync.Mutex
+	next    uint32 // chunk to look at next
+	seen    []bool // by chunk: taken by a worker, or found complete
+	left    int    // not seen
+	workers int
+	stopped bool
+}
+
+// fillPause is how long a worker waits after a chunk could not be had.
+const fillPause = time.Second
+
+// Fill has all of the object brought into the disk tier, beginning at off: for a
+// reader that walks through a large object while others may be doing the same. It
+// returns at once, and reports whether that is under way; if not, because the tier
+// does not admit blocks or has had its fill, [File.Prefetch] is what is left. It
+// yields to readers and ends when the last file of the object is closed.
+func (f *File) Fill(off int64) bool {
+	o, c := f.obj, f.c
+	chunks := c.cfg.Geometry.Chunks(o.Size)
+	at := uint32(min(max(0, off), o.Size) / c.cfg.Geometry.ChunkBytes)
+	if chunks < 2 || o.streams() || at >= chunks {
+		return false
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.fill == nil {
+		if o.filled {
+			return false
+		}
+		o.fill = &fill{o: o, next: at, seen: make([]bool, chunks), left: int(chunks)}
+		c.stats.Fills.Add(1)
+	}
+	return o.fill.run(at, c.cfg.FillChunks)
+}
+
+// run makes sure that workers are at it, and that they come to the reader's chunk
+// before what lies behind it.
+func (f *fill) run(at uint32, window int) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.stopped {
+		return false
+	}
+	if !f.seen[at] {
+		f.next = at
+	}
+	for f.workers < min(window, f.left) {
+		if !f.o.c.begin() {
+			return false
+		}
+		f.o.retain()
+		f.workers++
+		go f.work()
+	}
+	return true
+}
+
+// work takes chunk after chunk.
+func (f *fill) work() {
+	o := f.o
+	defer o.c.calls.Done()
+	defer o.release()
+	for {
+		index, ok := f.take()
+		if !ok {
+			return
+		}
+		err := o.fillChunk(o.c.ctx, index)
+		switch {
+		case err == nil:
+		case objstore.Final(err) || o.c.ctx.Err() != nil:
+			f.stop()
+		default:
+			f.putBack(index)
+			timer := time.NewTimer(fillPause)
+			select {
+			case <-timer.C:
+			case <-o.c.ctx.Done():
+				timer.Stop()
+			}
+		}
+	}
+}
+
+// take returns the next chunk that lacks something, or ends the worker.
+func (f *fill) take() (uint32, bool) {
+	f.mu.Lock()
+	for !f.stopped && f.left > 0 && f.o.files.Load() > 0 && !f.o.streams() {
+		for f.seen[f.next] {
+			f.next = (f.next + 1) % uint32(len(f.seen))
+		}
+		index := f.next
+		f.seen[index] = true
+		f.left--
+		if missing := f.o.missing(index); !missing.empty() {
+			f.mu.Unlock()
+			return index, true
+		}
+	}
+	f.workers--
+	last, done := f.workers == 0, f.left == 0
+	f.stopped = f.stopped || last
+	f.mu.Unlock()
+	if last {
+		o := f.o
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if o.fill == f {
+			o.fill, o.filled = nil, done
+		}
+	}
+	return 0, false
+}
+
+func (f *fill) stop() {
+	f.mu.Lock()
+	f.stopped = true
+	f.mu.Unlock()
+}
+
+func (f *fill) putBack(index uint32) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.seen[index] {
+		f.seen[index] = false
+		f.left++
+	}
+}
+
+// missing returns the blocks of a chunk that are not here.
+func (o *object) missing(index uint32) (set blockSet) {
+	span := o.c.cfg.Geometry.ChunkSpan(o.Size, index)
+	for i := range span.Count {
+		if !o.isLocal(span.First + i) {
+			set.add(i)
+		}
+	}
+	return set
+}
+
+// fillChunk waits until all blocks of a chunk have come, fetched if need be.
+func (o *object) fillChunk(ctx context.Context, index uint32) error {
+	missing := o.missing(index)
+	if missing.empty() {
+		return nil
+	}
+	fl := o.join(index)
+	defer o.leave(fl)
+	w := o.c.newWaiter(chunk.Request{Background: true})
+	defer o.c.freeWaiter(w)
+	w.fills, w.missing = true, missing
+
+	fl.mu.Lock()
+	defer fl.mu.Unlock()
+	fl.enter(w)
+	defer fl.exit(w)
+	for {
+		here := fl.present(&w.missing, w.req)
+		w.missing = w.missing.minus(&here)
+		switch {
+		case w.missing.empty():
+			return nil
+		case w.err != nil:
+			return w.err
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		}
+		fl.launch(w)
+		fl.mu.Unlock()
+		select {
+		case <-w.notify:
+		case <-ctx.Done():
+		}
+		fl.mu.Lock()
+	}
+}
