@@ -39,6 +39,7 @@ type call struct {
 	ahead     blockSet // those of left that memory is promised for
 	atOrigin  bool     // the one who asks the origin for left
 	dead      bool     // about to end: serves nobody
+	pulled    bool     // started for a peer by a node that will want the blocks itself
 	deadline  time.Time
 	lingering *time.Timer
 }
@@ -103,7 +104,7 @@ func (c *call) serves(req chunk.Request) bool {
 	case req.From != "" && source == req.From:
 		return false
 	case req.HeldOnly:
-		return source != "" && !req.Settled
+		return (source != "" || c.pulled) && !req.Settled
 	default:
 		return c.req.Hops >= req.Hops || c.fl.obj.c.cfg.Owned(c.req)
 	}

@@ -146,6 +146,13 @@ func (f *fill) putBack(index uint32) {
 	}
 }
 
+// filling reports whether a fill of the object is under way.
+func (o *object) filling() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.fill != nil
+}
+
 // missing returns the blocks of a chunk that are not here.
 func (o *object) missing(index uint32) (set blockSet) {
 	span := o.c.cfg.Geometry.ChunkSpan(o.Size, index)
@@ -165,7 +172,7 @@ func (o *object) fillChunk(ctx context.Context, index uint32) error {
 	}
 	fl := o.join(index)
 	defer o.leave(fl)
-	w := o.c.newWaiter(chunk.Request{Background: true})
+	w := o.c.newWaiter(chunk.Request{Background: true, Fill: true})
 	defer o.c.freeWaiter(w)
 	w.fills, w.missing = true, missing
 

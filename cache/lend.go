@@ -35,6 +35,8 @@ type lending struct {
 	o    *object
 	req  chunk.Request
 	send func(chunk.Piece) error
+
+	pulled bool // a fetch was started for blocks that this node is about to want
 }
 
 // here sends what is here and returns what is not, numbered from the chunk's first block.
@@ -130,6 +132,9 @@ func (l *lending) loop(ctx context.Context, fl *flight, w *waiter) error {
 		}
 		if l.req.HeldOnly {
 			if gone := fl.uncovered(&w.missing, w.req); !gone.empty() {
+				if l.pull(fl, gone) {
+					continue
+				}
 				lacking = true
 				w.missing = w.missing.minus(&gone)
 				continue
@@ -144,6 +149,32 @@ func (l *lending) loop(ctx context.Context, fl *flight, w *waiter) error {
 		}
 		fl.mu.Lock()
 	}
+}
+
+// pull starts to fetch what a fill of this node has not come to yet: the asker was
+// sent here because it will. Callers hold fl.mu.
+func (l *lending) pull(fl *flight, gone blockSet) bool {
+	if l.pulled || l.req.Settled || !l.req.Fill || l.o.streams() || !l.o.filling() {
+		return false
+	}
+	l.pulled = true
+	for first, end, ok := gone.run(0); ok; first, end, ok = gone.run(end) {
+		fl.start(first, end, end, chunk.Request{Background: true, Fill: true}, false)
+	}
+	for _, c := range fl.calls {
+		c.pulled = c.pulled || c.left.meets(&gone)
+	}
+	return true
+}
+
+// Holds reports whether a block is here.
+func (c *Cache) Holds(obj chunk.Object, id chunk.ObjectID, block uint32) bool {
+	o, err := c.acquire(obj, id)
+	if err != nil {
+		return false
+	}
+	defer o.release()
+	return o.isLocal(block)
 }
 
 // collect sends what arrived and what is here. Callers hold fl.mu, which it

@@ -76,7 +76,12 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	if cfg.Grace == 0 {
 		cfg.Grace = 3 * time.Second
 	}
-	return &Server{cfg: cfg, gate: &gate{geometry: cfg.Geometry, members: cfg.Members, stats: cfg.Stats, plan: broadcast.New(cfg.Plan)}}, nil
+	cfg.Plan.Self = cfg.Self
+	if m, ok := cfg.Members.Lookup(cfg.Self); ok {
+		cfg.Plan.Zone, cfg.Plan.Rack = m.Zone, m.Rack
+	}
+	return &Server{cfg: cfg, gate: &gate{geometry: cfg.Geometry, members: cfg.Members, stats: cfg.Stats, lender: cfg.Lender,
+		plan: broadcast.New(cfg.Plan)}}, nil
 }
 
 // Run serves the peer port on l until ctx ends, and then for Grace what is under
@@ -159,13 +164,19 @@ type gate struct {
 	geometry chunk.Geometry
 	members  Members
 	stats    *Stats
+	lender   chunk.Lender
 
 	mu   sync.Mutex
 	plan *broadcast.Plan // guarded by mu
 }
 
+// holder is a Lender that knows whether it has a block.
+type holder interface {
+	Holds(obj chunk.Object, id chunk.ObjectID, block uint32) bool
+}
+
 // Admit implements transfer.Gate.
-func (g *gate) Admit(_ context.Context, req transfer.Request) transfer.Verdict {
+func (g *gate) Admit(ctx context.Context, req transfer.Request) transfer.Verdict {
 	if req.HeldOnly {
 		return transfer.Verdict{} // the asker was sent here, or asks what only we can know
 	}
@@ -176,6 +187,16 @@ func (g *gate) Admit(_ context.Context, req transfer.Request) transfer.Verdict {
 	}
 	for _, f := range req.Failed {
 		ask.ServeOnly = ask.ServeOnly || f == transfer.AnyMember
+	}
+	ask.Fill = req.Fill
+	if holds, ok := g.lender.(holder); ok && len(req.Failed) > 0 {
+		ask.Blameless = !holds.Holds(req.Object, req.ID, req.Span.First)
+	}
+	g.mu.Lock()
+	wait := g.plan.Gather(time.Now(), ask)
+	g.mu.Unlock()
+	if wait > 0 && pause(ctx, wait) != nil {
+		return transfer.Verdict{} // the asker has gone
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/shardwell/shardwell/e2e/cage"
@@ -139,6 +140,7 @@ func (x *broadcaster) run(readers []int, during fault) (k cast, err error) {
 	if err != nil {
 		return k, err
 	}
+	stopTrace := x.trace()
 	k.Each = make([]time.Duration, len(readers))
 	faulty := make(chan error, 1)
 	if during == nil {
@@ -156,6 +158,7 @@ func (x *broadcaster) run(readers []int, during fault) (k cast, err error) {
 		k.Each[i] = d
 		return err
 	})
+	stopTrace()
 	if err = errors.Join(err, <-faulty); err != nil {
 		return k, err
 	}
@@ -230,3 +233,36 @@ func (b *bench) broadcast8() error  { return b.broadcastN(8) }
 func (b *bench) broadcast2() error  { return b.broadcastN(2) }
 func (b *bench) broadcast4() error  { return b.broadcastN(4) }
 func (b *bench) broadcast12() error { return b.broadcastN(12) }
+
+// trace prints each second, when asked to, what the origin sent and the nodes received and sent, in
+// percent of a link.
+func (x *broadcaster) trace() (stop func()) {
+	if !x.b.trace {
+		return func() {}
+	}
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		full := float64(x.b.mbit) * 1e6 / 8
+		_, wire, _ := x.c.Origin.Host.Bytes()
+		recv, sent, _ := x.counters()
+		for at := 1; ; at++ {
+			select {
+			case <-tick.C:
+			case <-done:
+				return
+			}
+			_, wire2, _ := x.c.Origin.Host.Bytes()
+			recv2, sent2, _ := x.counters()
+			line := fmt.Sprintf("%3d s: origin %3.0f%%, nodes in/out", at, 100*float64(wire2-wire)/full)
+			for i := range recv2[:min(len(recv), len(recv2))] {
+				line += fmt.Sprintf(" %3.0f/%3.0f", 100*float64(recv2[i]-recv[i])/full, 100*float64(sent2[i]-sent[i])/full)
+			}
+			say("%s", line)
+			wire, recv, sent = wire2, recv2, sent2
+		}
+	})
+	return func() { close(done); wg.Wait() }
+}

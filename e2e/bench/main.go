@@ -29,6 +29,7 @@ type bench struct {
 
 	castMiB int64    // size of what is broadcast
 	mbit    int      // of each link of a broadcast's cage
+	trace   bool     // print rates while it goes on
 	flags   []string // of the nodes of a broadcast, beside the usual ones
 }
 
@@ -65,6 +66,7 @@ func main() {
 	flag.IntVar(&b.rounds, "rounds", 5, "rounds of each measure")
 	flag.Int64Var(&b.mib, "mib", 2048, "size of the large file in MiB")
 	flag.Int64Var(&b.castMiB, "cast-mib", 256, "size of what is broadcast in MiB")
+	flag.BoolVar(&b.trace, "cast-trace", false, "print each second how busy the links are in a broadcast")
 	flag.IntVar(&b.mbit, "cast-mbit", 50, "rate of each link of a broadcast in Mbit/s")
 	nodeFlags := flag.String("cast-flags", "", "flags for the nodes of a broadcast")
 	flag.Parse()

@@ -19,7 +19,7 @@ const (
 	// chunk.
 	stepBytes = 8 << 20
 	// walkBytes read in a row are a walk through the file: the header of a file is shorter.
-	walkBytes = 4 << 20
+	walkBytes = 1 << 20
 	// maxStreams are told apart in one file: workers that share a descriptor.
 	maxStreams = 4
 )

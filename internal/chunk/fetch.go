@@ -42,6 +42,9 @@ type Request struct {
 
 	// Background marks prefetch, which yields to readers.
 	Background bool
+	// Fill marks a Background request of a node that is bringing the whole object to
+	// itself, chunk by chunk in their order: it will ask for the chunks behind this one too.
+	Fill bool
 
 	// Source, unless nil, is where a Fetcher that asks members notes which one it
 	// asks at the moment: [Source.Set] before the question goes out.

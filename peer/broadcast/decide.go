@@ -1,6 +1,7 @@
 package broadcast
 
 import (
+	"container/list"
 	"slices"
 	"time"
 
@@ -10,7 +11,8 @@ import (
 // Ask decides where the asker gets its blocks from, and remembers that it does.
 func (p *Plan) Ask(now time.Time, req Request) Decision {
 	s := p.state(now, req.Chunk)
-	p.noteFailures(now, s, req.Failed)
+	p.noteFailures(now, s, req)
+	p.Gather(now, req)
 	var source *holder
 	if !req.ServeOnly {
 		source = p.choose(now, s, req)
@@ -20,6 +22,28 @@ func (p *Plan) Ask(now time.Time, req Request) Decision {
 		return Decision{}
 	}
 	return Decision{Redirect: source.id}
+}
+
+// Gather notes that a member fills an object, and returns how long its request is to wait
+// before Ask, for others to be known by then.
+func (p *Plan) Gather(now time.Time, req Request) time.Duration {
+	if !req.Fill {
+		return 0
+	}
+	k := p.casts[req.Chunk.Object]
+	if k == nil {
+		p.state(now, req.Chunk) // makes it
+		k = p.casts[req.Chunk.Object]
+	}
+	f := k.members[req.Member]
+	if f == nil && len(k.members) < p.cfg.MaxMembers {
+		f = &filler{place: placeOf(req.Member)}
+		k.members[req.Member] = f
+	}
+	if f != nil {
+		f.zone, f.rack, f.last = req.Zone, req.Rack, now
+	}
+	return p.cfg.Gather - now.Sub(k.begun)
 }
 
 // Done says that this node's send to a member has ended well.
@@ -60,6 +84,9 @@ func (p *Plan) Leave(member string) {
 		s := e.Value.(*state)
 		s.forget(member)
 	}
+	for _, k := range p.casts {
+		delete(k.members, member)
+	}
 	delete(p.blamed, member)
 }
 
@@ -71,8 +98,19 @@ func (p *Plan) Expire(now time.Time) {
 		if now.Sub(s.last) < p.cfg.Hot {
 			return
 		}
-		p.order.Remove(e)
-		delete(p.chunks, s.chunk)
+		p.drop(e)
+	}
+}
+
+// drop forgets a chunk, and who fills the object with its last one.
+func (p *Plan) drop(e *list.Element) {
+	c := e.Value.(*state).chunk
+	p.order.Remove(e)
+	delete(p.chunks, c)
+	k := p.casts[c.Object]
+	k.chunks--
+	if k.chunks == 0 {
+		delete(p.casts, c.Object)
 	}
 }
 
@@ -89,12 +127,16 @@ func (p *Plan) state(now time.Time, c Chunk) *state {
 		return s
 	}
 	for len(p.chunks) >= p.cfg.MaxChunks {
-		e := p.order.Front()
-		p.order.Remove(e)
-		delete(p.chunks, e.Value.(*state).chunk)
+		p.drop(p.order.Front())
 	}
 	s := &state{chunk: c, last: now, members: make(map[string]*holder)}
 	p.chunks[c] = p.order.PushBack(s)
+	k := p.casts[c.Object]
+	if k == nil {
+		k = &cast{begun: now, members: make(map[string]*filler)}
+		p.casts[c.Object] = k
+	}
+	k.chunks++
 	return s
 }
 
@@ -131,8 +173,11 @@ func (s *state) detach(h *holder) {
 
 // noteFailures remembers who could not help an asker, also when it was not known
 // before: it may ask for the chunk itself next.
-func (p *Plan) noteFailures(now time.Time, s *state, failed []string) {
-	for _, id := range failed {
+func (p *Plan) noteFailures(now time.Time, s *state, req Request) {
+	if req.Blameless {
+		return
+	}
+	for _, id := range req.Failed {
 		if h := p.remember(s, id, now); h != nil {
 			h.failed = now
 		}
@@ -159,7 +204,7 @@ func (p *Plan) remember(s *state, id string, now time.Time) *holder {
 		if len(s.members) >= p.cfg.MaxMembers && !p.makeRoom(s) {
 			return nil
 		}
-		h = &holder{id: id, since: now, stranger: true}
+		h = &holder{id: id, since: now, stranger: true, place: placeOf(id)}
 		s.members[id] = h
 	}
 	return h
@@ -174,7 +219,7 @@ func (p *Plan) receiving(now time.Time, s *state, req Request, source *holder) {
 	s.detach(h)
 	h.zone, h.rack = req.Zone, req.Rack
 	h.span = union(h.span, req.Span)
-	h.since, h.source, h.done, h.stranger, h.depth = now, source, false, false, 1
+	h.since, h.source, h.done, h.stranger, h.expected, h.depth = now, source, false, false, false, 1
 	if source == nil {
 		h.direct++
 		s.direct++
@@ -229,18 +274,21 @@ type candidate struct {
 	inZone bool
 	cost   int // receivers, and what counts like one
 	depth  int
+	// distance is how far the asker stands behind it in the circle.
+	distance uint64
 }
 
 // choose returns the best member to name, or nil when that is this node, or nobody.
 func (p *Plan) choose(now time.Time, s *state, req Request) *holder {
-	best := candidate{room: s.direct < p.cfg.MaxSends, cost: s.given,
+	at := placeOf(req.Member)
+	best := candidate{room: s.direct < p.cfg.MaxSends, cost: s.given, distance: at - p.place,
 		inRack: req.Rack != "" && p.cfg.Rack == req.Rack, inZone: req.Zone != "" && p.cfg.Zone == req.Zone}
 	for _, h := range s.members {
 		if !p.mayServe(now, s, h, req) {
 			continue
 		}
 		depth := p.depth(now, h)
-		c := candidate{h: h, room: h.children < p.cfg.MaxSends, cost: h.children + depth/p.cfg.MaxChain, depth: depth,
+		c := candidate{h: h, room: h.children < p.cfg.MaxSends, cost: h.children + depth/p.cfg.MaxChain, depth: depth, distance: at - h.place,
 			inRack: req.Rack != "" && h.rack == req.Rack, inZone: req.Zone != "" && h.zone == req.Zone}
 		if p.isBlamed(h.id, now) {
 			c.cost++
@@ -249,11 +297,45 @@ func (p *Plan) choose(now time.Time, s *state, req Request) *holder {
 			best = c
 		}
 	}
-	return best.h
+	if !req.Fill {
+		return best.h
+	}
+	id := ""
+	for other, f := range p.casts[req.Chunk.Object].members {
+		if s.members[other] != nil || other == req.Member || now.Sub(f.last) >= p.cfg.FillFor || p.isBlamed(other, now) || slices.Contains(req.Failed, other) {
+			continue
+		}
+		c := candidate{h: &expected, room: true, distance: at - f.place,
+			inRack: req.Rack != "" && f.rack == req.Rack, inZone: req.Zone != "" && f.zone == req.Zone}
+		if c.before(best) {
+			best, id = c, other
+		}
+	}
+	if id == "" {
+		return best.h
+	}
+	return p.expect(now, s, req, id)
+}
+
+// expected stands for a member that has not asked for the chunk yet.
+var expected holder
+
+// expect makes a member that will ask for the chunk one that others can be sent to:
+// it asks at once then.
+func (p *Plan) expect(now time.Time, s *state, req Request, id string) *holder {
+	h := p.remember(s, id, now)
+	if h == nil {
+		return nil
+	}
+	f := p.casts[req.Chunk.Object].members[id]
+	h.expected, h.span, h.zone, h.rack = true, req.Span, f.zone, f.rack
+	return h
 }
 
 // before orders candidates: who has room, same rack, same zone, fewest receivers,
-// shortest chain, longest at it, and the id at last, so that equal states give equal decisions.
+// nearest before the asker in the circle, and the id at last, so that equal states give equal
+// decisions. The circle has each node receive from the same one whoever owns a chunk: an
+// uplink that feeds one downlink fills it, several that meet at random do not.
 func (a candidate) before(b candidate) bool {
 	switch {
 	case a.room != b.room:
@@ -266,12 +348,10 @@ func (a candidate) before(b candidate) bool {
 		return a.inZone
 	case a.cost != b.cost:
 		return a.cost < b.cost
-	case a.depth != b.depth:
-		return a.depth < b.depth
+	case a.distance != b.distance:
+		return a.distance < b.distance
 	case a.h == nil || b.h == nil:
 		return a.h == nil
-	case !a.h.since.Equal(b.h.since):
-		return a.h.since.Before(b.h.since)
 	}
 	return a.h.id < b.h.id
 }
@@ -284,6 +364,9 @@ func (p *Plan) mayServe(now time.Time, s *state, h *holder, req Request) bool {
 	if !h.failed.IsZero() && now.Sub(h.failed) < p.cfg.FailedFor {
 		return false
 	}
+	if h.expected && now.Sub(h.since) >= p.cfg.FillFor {
+		return false // it did not come
+	}
 	if req.Span.First < h.span.First || req.Span.End() > h.span.End() {
 		return false
 	}
@@ -293,7 +376,7 @@ func (p *Plan) mayServe(now time.Time, s *state, h *holder, req Request) bool {
 			return true
 		}
 		h = h.source
-		if h.id == req.Member || h.gone || h.stranger {
+		if h.id == req.Member || h.gone || h.stranger && !h.expected {
 			return false // forgotten: and who it waits for with it
 		}
 	}

@@ -25,8 +25,13 @@ import (
 
 // Config bounds a [Plan]. Zero values mean the defaults.
 type Config struct {
-	// Zone and Rack are those of this node.
-	Zone, Rack string
+	// Self is the ring id of this node; Zone and Rack are where it is.
+	Self, Zone, Rack string
+	// Gather is how long the first who fill an object wait for each other, so that
+	// they can be put in order, default 50 ms.
+	Gather time.Duration
+	// FillFor is how long after its last request a member counts as filling an object, default 10 s.
+	FillFor time.Duration
 	// MaxSends is how many sends of one chunk, from this node or from a member that
 	// it names, are under way at once, default 3.
 	MaxSends int
@@ -52,7 +57,8 @@ func (c *Config) setDefaults() {
 	for _, d := range [...]struct {
 		to  *time.Duration
 		def time.Duration
-	}{{&c.Hot, 2 * time.Minute}, {&c.FailedFor, 30 * time.Second}, {&c.Settle, time.Minute}} {
+	}{{&c.Hot, 2 * time.Minute}, {&c.FailedFor, 30 * time.Second}, {&c.Settle, time.Minute},
+		{&c.Gather, 50 * time.Millisecond}, {&c.FillFor, 10 * time.Second}} {
 		if *d.to <= 0 {
 			*d.to = d.def
 		}
@@ -81,6 +87,12 @@ type Request struct {
 	Zone   string
 	Rack   string
 	Failed []string // members that the asker could not get it from
+	// Fill says that the asker is bringing the whole object to itself: it will ask for
+	// the chunks behind this one too.
+	Fill bool
+	// Blameless says that those who failed did so for want of blocks that this node
+	// lacks as well.
+	Blameless bool
 	// ServeOnly wants no other member named.
 	ServeOnly bool
 }
@@ -98,7 +110,9 @@ type Plan struct {
 	cfg    Config
 	chunks map[Chunk]*list.Element // values are *state
 	order  list.List               // by time of the last request, oldest first
-	blamed map[string]time.Time    // members that askers could not get a chunk from lately, whichever; at most MaxMembers
+	casts  map[chunk.ObjectID]*cast
+	place  uint64               // of this node in the circle
+	blamed map[string]time.Time // members that askers could not get a chunk from lately, whichever; at most MaxMembers
 }
 
 // state is what is known of one chunk.
@@ -110,6 +124,19 @@ type state struct {
 	given   int // members that receive, or had it, from this node
 }
 
+// cast is who fills an object now: at most MaxMembers. It lives as long as a chunk of the object is hot.
+type cast struct {
+	chunks  int // of the object that are remembered
+	begun   time.Time
+	members map[string]*filler
+}
+
+type filler struct {
+	zone, rack string
+	last       time.Time // it asked for a chunk of the object
+	place      uint64
+}
+
 // holder is a member that has the chunk or is receiving it.
 type holder struct {
 	id, zone, rack string
@@ -119,6 +146,8 @@ type holder struct {
 	direct         int        // sends from this node to it that are under way
 	done           bool
 	gone           bool      // forgotten, and still the source of others
+	expected       bool      // has not asked, and will: it fills the object
+	place          uint64    // in the circle of all members
 	stranger       bool      // never asked since it was forgotten: its source is not known
 	failed         time.Time // an asker last could not get the chunk from it
 	children       int       // members that receive, or had it, from this one
@@ -128,5 +157,18 @@ type holder struct {
 // New returns an empty Plan.
 func New(cfg Config) *Plan {
 	cfg.setDefaults()
-	return &Plan{cfg: cfg, chunks: make(map[Chunk]*list.Element), blamed: make(map[string]time.Time)}
+	return &Plan{cfg: cfg, chunks: make(map[Chunk]*list.Element), blamed: make(map[string]time.Time),
+		casts: make(map[chunk.ObjectID]*cast), place: placeOf(cfg.Self)}
+}
+
+// placeOf is where a member stands in the circle of all members. All nodes agree about it
+// (FNV-1a, and a finish that spreads similar ids).
+func placeOf(id string) uint64 {
+	h := uint64(14695981039346656037)
+	for i := range len(id) {
+		h = (h ^ uint64(id[i])) * 1099511628211
+	}
+	h ^= h >> 33
+	h *= 0xff51afd7ed558ccd
+	return h ^ h>>33
 }

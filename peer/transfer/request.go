@@ -20,7 +20,7 @@ const (
 	headerFrom       = "Shardwell-From"       // ring id of the member that asks
 	headerHops       = "Shardwell-Hops"       //
 	headerHeldOnly   = "Shardwell-Held-Only"  // "1" or absent
-	headerBackground = "Shardwell-Background" // "1" or absent
+	headerBackground = "Shardwell-Background" // "1", "fill" or absent
 	headerFailed     = "Shardwell-Failed"     // ring ids, comma-separated, or AnyMember
 	headerGrant      = "Shardwell-Grant"      // a presigned URL; a secret
 	headerAuth       = "Authorization"
@@ -104,6 +104,9 @@ const (
 	heldSettled = "settled"
 )
 
+// backgroundFill is a value of headerBackground.
+const backgroundFill = "fill"
+
 // setHeaders writes everything but path and signature.
 func (r Request) setHeaders(h http.Header, to string, g chunk.Geometry) {
 	h[headerObject] = []string{b64.EncodeToString(r.Object.AppendBinary(nil))}
@@ -117,7 +120,10 @@ func (r Request) setHeaders(h http.Header, to string, g chunk.Geometry) {
 	case r.HeldOnly:
 		h[headerHeldOnly] = []string{heldAny}
 	}
-	if r.Background {
+	switch {
+	case r.Fill:
+		h[headerBackground] = []string{backgroundFill}
+	case r.Background:
 		h[headerBackground] = []string{"1"}
 	}
 	if len(r.Failed) > 0 {
@@ -195,6 +201,8 @@ func (r *Request) parseFlags(h http.Header) error {
 	case "":
 	case "1":
 		r.Background = true
+	case backgroundFill:
+		r.Background, r.Fill = true, true
 	default:
 		return invalid("header %s", headerBackground)
 	}
