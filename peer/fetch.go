@@ -60,6 +60,7 @@ type walk struct {
 
 // noteFailed remembers a member that could not help.
 func (w *walk) noteFailed(id string) {
+	w.p.near.forget(w.req, id)
 	if !slices.Contains(w.failed, id) && len(w.failed) < transfer.MaxFailed-1 {
 		w.failed = append(w.failed, id)
 	}
@@ -238,12 +239,13 @@ func (w *walk) ask(ctx context.Context, m Member, d demand) error {
 		req.Hops++
 		req.HeldOnly, req.Settled = d != anyhow, d == settled
 		if d == anyhow {
-			req.Grant = w.grant
+			req.Grant, req.Near = w.grant, w.p.near.of(w.req)
 		}
 		w.req.Source.Set(m.ID)
 		if err := w.p.cfg.Transfer.Fetch(ctx, transfer.Target{ID: m.ID, Addr: m.Addr}, req, w.deliver); err != nil {
 			return err
 		}
+		w.p.near.note(w.req, m.ID)
 	}
 }
 

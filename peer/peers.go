@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/peer/transfer"
 )
 
@@ -18,6 +19,7 @@ type Peers struct {
 	stats    Stats
 	breakers *breakers
 	calls    *callers
+	near     neighbours
 
 	mu   sync.Mutex
 	rand *rand.Rand // guarded by mu
@@ -35,6 +37,7 @@ func New(cfg Config) (*Peers, error) {
 	}
 	p.breakers = newBreakers(cfg.Breaker, &p.stats, rand.New(rand.NewPCG(p.rand.Uint64(), p.rand.Uint64())))
 	p.calls = newCallers(cfg)
+	p.near.self, p.near.known = cfg.Self, make(map[chunk.ObjectID]neighbour)
 	return p, nil
 }
 

@@ -188,7 +188,11 @@ func (g *gate) Admit(ctx context.Context, req transfer.Request) transfer.Verdict
 	for _, f := range req.Failed {
 		ask.ServeOnly = ask.ServeOnly || f == transfer.AnyMember
 	}
-	ask.Fill = req.Fill
+	if ask.Fill = req.Fill; req.Near != "" {
+		if m, ok := g.members.Lookup(req.Near); ok {
+			ask.Near, ask.NearZone, ask.NearRack = m.ID, m.Zone, m.Rack
+		}
+	}
 	if holds, ok := g.lender.(holder); ok && len(req.Failed) > 0 {
 		ask.Blameless = !holds.Holds(req.Object, req.ID, req.Span.First)
 	}

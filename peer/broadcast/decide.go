@@ -35,15 +35,23 @@ func (p *Plan) Gather(now time.Time, req Request) time.Duration {
 		p.state(now, req.Chunk) // makes it
 		k = p.casts[req.Chunk.Object]
 	}
-	f := k.members[req.Member]
-	if f == nil && len(k.members) < p.cfg.MaxMembers {
-		f = &filler{place: placeOf(req.Member)}
-		k.members[req.Member] = f
-	}
-	if f != nil {
-		f.zone, f.rack, f.last = req.Zone, req.Rack, now
+	p.fills(k, req.Member, req.Zone, req.Rack, now)
+	if req.Near != "" && req.Near != p.cfg.Self && k.members[req.Near] == nil && !p.isBlamed(req.Near, now) {
+		p.fills(k, req.Near, req.NearZone, req.NearRack, now)
 	}
 	return p.cfg.Gather - now.Sub(k.begun)
+}
+
+func (p *Plan) fills(k *cast, member, zone, rack string, now time.Time) {
+	f := k.members[member]
+	if f == nil {
+		if len(k.members) >= p.cfg.MaxMembers {
+			return
+		}
+		f = &filler{place: placeOf(member)}
+		k.members[member] = f
+	}
+	f.zone, f.rack, f.last = zone, rack, now
 }
 
 // Done says that this node's send to a member has ended well.
@@ -178,6 +186,7 @@ func (p *Plan) noteFailures(now time.Time, s *state, req Request) {
 		return
 	}
 	for _, id := range req.Failed {
+		delete(p.casts[req.Chunk.Object].members, id) // until it asks again
 		if h := p.remember(s, id, now); h != nil {
 			h.failed = now
 		}

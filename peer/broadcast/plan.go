@@ -30,7 +30,7 @@ type Config struct {
 	// Gather is how long the first who fill an object wait for each other, so that
 	// they can be put in order, default 50 ms.
 	Gather time.Duration
-	// FillFor is how long after its last request a member counts as filling an object, default 10 s.
+	// FillFor is how long after its last request a member counts as filling an object, default 1 min.
 	FillFor time.Duration
 	// MaxSends is how many sends of one chunk, from this node or from a member that
 	// it names, are under way at once, default 3.
@@ -58,7 +58,7 @@ func (c *Config) setDefaults() {
 		to  *time.Duration
 		def time.Duration
 	}{{&c.Hot, 2 * time.Minute}, {&c.FailedFor, 30 * time.Second}, {&c.Settle, time.Minute},
-		{&c.Gather, 50 * time.Millisecond}, {&c.FillFor, 10 * time.Second}} {
+		{&c.Gather, 50 * time.Millisecond}, {&c.FillFor, time.Minute}} {
 		if *d.to <= 0 {
 			*d.to = d.def
 		}
@@ -90,6 +90,9 @@ type Request struct {
 	// Fill says that the asker is bringing the whole object to itself: it will ask for
 	// the chunks behind this one too.
 	Fill bool
+	// Near is a member that fills the object as well, as far as the asker knows, with its
+	// zone and rack; "" for none.
+	Near, NearZone, NearRack string
 	// Blameless says that those who failed did so for want of blocks that this node
 	// lacks as well.
 	Blameless bool
@@ -172,3 +175,6 @@ func placeOf(id string) uint64 {
 	h *= 0xff51afd7ed558ccd
 	return h ^ h>>33
 }
+
+// Distance is how far a member stands behind another in the circle of all members.
+func Distance(from, to string) uint64 { return placeOf(to) - placeOf(from) }

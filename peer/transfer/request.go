@@ -21,6 +21,7 @@ const (
 	headerHops       = "Shardwell-Hops"       //
 	headerHeldOnly   = "Shardwell-Held-Only"  // "1" or absent
 	headerBackground = "Shardwell-Background" // "1", "fill" or absent
+	headerNear       = "Shardwell-Near"       // ring id of a member that fills the object too, or absent
 	headerFailed     = "Shardwell-Failed"     // ring ids, comma-separated, or AnyMember
 	headerGrant      = "Shardwell-Grant"      // a presigned URL; a secret
 	headerAuth       = "Authorization"
@@ -56,6 +57,9 @@ type Request struct {
 	chunk.Request
 	// Failed are the members that the asker could not get the blocks from.
 	Failed []string
+	// Near is the nearest member before the asker in the circle of those that fill the
+	// object, as far as the asker knows, or "".
+	Near string
 	// Grant is a presigned URL on whose strength the owner may ask the origin. It
 	// is a secret: String and LogValue leave it out.
 	Grant string
@@ -126,6 +130,9 @@ func (r Request) setHeaders(h http.Header, to string, g chunk.Geometry) {
 	case r.Background:
 		h[headerBackground] = []string{"1"}
 	}
+	if r.Near != "" {
+		h[headerNear] = []string{r.Near}
+	}
 	if len(r.Failed) > 0 {
 		h[headerFailed] = []string{strings.Join(r.Failed, ",")}
 	}
@@ -138,7 +145,7 @@ func (r Request) setHeaders(h http.Header, to string, g chunk.Geometry) {
 // that means something.
 func signedFields(method, target string, h http.Header) []string {
 	return []string{method, target, h.Get(headerTo), h.Get(headerFrom), h.Get(headerObject), h.Get(headerGeometry),
-		h.Get(headerHops), h.Get(headerHeldOnly), h.Get(headerBackground), h.Get(headerFailed), h.Get(headerGrant)}
+		h.Get(headerHops), h.Get(headerHeldOnly), h.Get(headerBackground), h.Get(headerNear), h.Get(headerFailed), h.Get(headerGrant)}
 }
 
 // invalid is an error of class objstore.ErrInvalid, for requests nobody can answer.
@@ -150,7 +157,7 @@ func invalid(format string, args ...any) error {
 func parseRequest(path string, h http.Header, g chunk.Geometry) (Request, error) {
 	var r Request
 	for _, name := range [...]string{headerObject, headerGeometry, headerTo, headerFrom, headerHops, headerHeldOnly,
-		headerBackground, headerFailed, headerGrant, headerAuth} {
+		headerBackground, headerNear, headerFailed, headerGrant, headerAuth} {
 		if len(h[name]) > 1 {
 			return r, invalid("header %s comes twice", name)
 		}
@@ -220,6 +227,9 @@ func (r *Request) parseFlags(h http.Header) error {
 		if id != AnyMember && !validMemberID(id) {
 			return invalid("failed member %q", id)
 		}
+	}
+	if r.Near = h.Get(headerNear); r.Near != "" && !validMemberID(r.Near) {
+		return invalid("near member %q", r.Near)
 	}
 	r.Grant = h.Get(headerGrant)
 	if len(r.Grant) > maxGrantBytes {
