@@ -125,7 +125,6 @@ func (w *walk) askCandidate(ctx context.Context, m Member) error {
 			w.failed = append(w.failed, transfer.AnyMember)
 		}
 		err := w.ask(ctx, m, anyhow)
-		w.p.report(ctx, m.ID, err)
 		var redirect *transfer.RedirectError
 		var remote *transfer.RemoteError
 		switch {
@@ -166,7 +165,6 @@ func (w *walk) follow(ctx context.Context, owner Member, id string) error {
 	}
 	w.p.stats.RedirectsFollowed.Add(1)
 	err := w.ask(ctx, m, held)
-	w.p.report(ctx, id, err)
 	if err != nil {
 		w.noteFailed(id)
 	}
@@ -182,7 +180,6 @@ func (w *walk) asOwner(ctx context.Context, key Key) error {
 			continue
 		}
 		err := w.ask(ctx, m, settled)
-		w.p.report(ctx, id, err)
 		switch {
 		case err == nil:
 			w.p.stats.EarlierOwnerHits.Add(1)
@@ -226,8 +223,24 @@ const (
 	settled               // held, or on its way from the origin
 )
 
-// ask requests what is left from one member, run of blocks by run.
+// ask requests what is left from one member. A block that arrives damaged is asked for
+// again: the member was told, and has dropped it if the damage is on its disk. One that is
+// damaged again, by the way between us perhaps, is for somebody else.
 func (w *walk) ask(ctx context.Context, m Member, d demand) error {
+	var damaged []uint32
+	for {
+		err := w.askOnce(ctx, m, d)
+		w.p.report(ctx, m.ID, err)
+		var bad *transfer.CorruptError
+		if !errors.As(err, &bad) || slices.Contains(damaged, bad.Block) || ctx.Err() != nil || !w.p.breakers.allow(m.ID, time.Now()) {
+			return err
+		}
+		damaged = append(damaged, bad.Block)
+	}
+}
+
+// askOnce requests what is left run of blocks by run.
+func (w *walk) askOnce(ctx context.Context, m Member, d demand) error {
 	for {
 		span, ok := w.left.next()
 		if !ok {
@@ -268,9 +281,4 @@ func (l *left) next() (chunk.Span, bool) {
 		n = len(l.have) - first
 	}
 	return chunk.Span{First: l.span.First + uint32(first), Count: uint32(n)}, true
-}
-
-// isDamage reports whether a member sent what cannot be believed.
-func isDamage(err error) bool {
-	return errors.Is(err, chunk.ErrCorrupt) || errors.Is(err, transfer.ErrMalformed) || errors.Is(err, transfer.ErrImpostor)
 }
