@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -33,6 +34,7 @@ type cluster struct {
 	signer *transfer.Signer
 	bytes  transfer.Stats // of client and server
 
+	last      []member.Member  // of change, which is called by New and then by the group, one call at a time
 	directory peer.Directory   // of members that can be asked
 	changed   func(owners int) // told after each change of the ring
 	asked     chan struct{}    // closed when the seeds have been asked
@@ -134,6 +136,10 @@ func (c *cluster) openServer(n *Node) (err error) {
 
 // change makes a new ring of new members.
 func (c *cluster) change(all []member.Member) {
+	if slices.Equal(all, c.last) {
+		return
+	}
+	c.last = all
 	c.directory.Set(peer.Reachable(all))
 	if err := c.ring.update(all); err != nil {
 		c.log.Error("ring stays as it was", "error", err)

@@ -96,7 +96,7 @@ func TestMountsThatCannotBeMade(t *testing.T) {
 		{"under a file", "s3://data/", filepath.Join(file, "x"), nil, nil, []string{"not a directory"}},
 		{"busy", "s3://data/", busy, nil, nil, []string{"busy: nothing (tmpfs) is mounted there: choose another directory"}},
 		{"of another process", "s3://data/", taken, nil, nil, []string{"s3://data/ is mounted there by another process: unmount it first"}},
-		{"a file's name", "s3://data/train/a.tar", dir, nil, objstore.ErrNotExist, []string{"s3://data/train/a.tar names an object, not a directory"}},
+		{"a file's name", "s3://data/train/a.tar", dir, nil, objstore.ErrInvalid, []string{"s3://data/train/a.tar names an object, not a directory"}},
 		{"nothing there", "s3://data/test/", dir, nil, objstore.ErrNotExist, []string{`s3://data/test/: nothing in the bucket begins with "test/"`}},
 		{"no bucket", "s3://other/", dir, nil, objstore.ErrNoBucket, []string{"s3://other/"}},
 		{"other options of the node's endpoint", "s3://data/", dir, map[string]string{"region": "eu-west-1"}, nil, []string{"with other options already: give the same"}},
@@ -222,6 +222,7 @@ func TestTheSameMountTwice(t *testing.T) {
 	}{
 		{"s3://data/test", nil, "s3://data/train is mounted there already: unmount it first"},
 		{"s3://data/train", map[string]string{"fileMode": "0400"}, "with other options: unmount it first"},
+		{"s3://data/train", map[string]string{"region": "eu-west-1"}, "with other options: unmount it first"},
 		{"s3://data/train", map[string]string{"uid": "77"}, "with other options: unmount it first"},
 	} {
 		_, err := n.Mount(t.Context(), control.MountRequest{URI: c.uri, Dir: dir, Options: c.options})

@@ -133,7 +133,7 @@ func (o *origins) promptly(ctx context.Context, b objstore.Bucket, ask func(cont
 	defer cancelLate()
 	if err := o.probe(late, b); err != nil {
 		if late.Err() != nil && ctx.Err() == nil {
-			return fmt.Errorf("%w: %s gave no answer within %v", control.ErrUnreachable, b.Origin, probeTimeout)
+			return told{fmt.Sprintf("%s gave no answer within %v", b.Origin, probeTimeout), control.ErrUnreachable}
 		}
 		return err
 	}
