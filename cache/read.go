@@ -141,12 +141,7 @@ func (r *read) fly(ctx context.Context, p part, missing blockSet) (copied blockS
 			break
 		}
 		fl.launch(w)
-		fl.mu.Unlock()
-		select {
-		case <-w.notify:
-		case <-ctx.Done():
-		}
-		fl.mu.Lock()
+		fl.wait(ctx, w)
 	}
 	fl.exit(w)
 	copied, err = w.copied, w.err

@@ -26,6 +26,7 @@ type origin struct {
 	data  []byte
 	err   error                           // returned instead of bytes
 	delay func(ctx context.Context) error // before each block
+	hang  func(ctx context.Context) error // before each answer about names
 
 	mu    sync.Mutex
 	reads map[uint32]int // of each block; guarded by mu
@@ -250,6 +251,9 @@ func (n *node) Head(ctx context.Context, q objstore.Query, key string) (objstore
 	if !errors.Is(err, chunk.ErrNotHeld) {
 		return info, age, err
 	}
+	if n.origin.hang != nil {
+		return info, 0, n.origin.hang(ctx)
+	}
 	n.origin.mu.Lock()
 	defer n.origin.mu.Unlock()
 	n.origin.heads++
@@ -264,6 +268,9 @@ func (n *node) List(ctx context.Context, q objstore.Query, req objstore.ListRequ
 	page, age, err := n.peers.List(ctx, q, req)
 	if !errors.Is(err, chunk.ErrNotHeld) {
 		return page, age, err
+	}
+	if n.origin.hang != nil {
+		return page, 0, n.origin.hang(ctx)
 	}
 	n.origin.mu.Lock()
 	defer n.origin.mu.Unlock()

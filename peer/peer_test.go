@@ -163,7 +163,7 @@ func TestTablesDisagree(t *testing.T) {
 }
 
 func TestAnswersOfTheOriginAreFinal(t *testing.T) {
-	for _, class := range []error{objstore.ErrChanged, objstore.ErrPermission, objstore.ErrNotExist, objstore.ErrThrottled} {
+	for _, class := range []error{objstore.ErrChanged, objstore.ErrPermission, objstore.ErrNotExist, objstore.ErrThrottled, objstore.ErrUnavailable} {
 		inCluster(t, 3, 512<<10, func(t *testing.T, c *cluster) {
 			c.origin.err = class
 			_, err := c.nodes["n2"].read(t.Context(), 0)
@@ -316,6 +316,39 @@ func TestNames(t *testing.T) {
 				}
 			}
 		})
+	})
+}
+
+// An owner whose origin does not answer says so before its asker's time is over, and
+// nobody else is asked.
+func TestNamesWhileTheOriginHangs(t *testing.T) {
+	inCluster(t, 3, 64<<10, func(t *testing.T, c *cluster) {
+		c.origin.hang = func(ctx context.Context) error {
+			<-ctx.Done()
+			return objstore.ErrUnavailable
+		}
+		q := objstore.Query{Bucket: objstore.Bucket{Origin: "o", Name: "b"}, MaxAge: time.Minute}
+		ask := map[string]func(context.Context) error{
+			"head": func(ctx context.Context) error { _, _, err := c.nodes["n2"].Head(ctx, q, "a/b"); return err },
+			"list": func(ctx context.Context) error {
+				_, _, err := c.nodes["n2"].List(ctx, q, objstore.ListRequest{Prefix: "a/"})
+				return err
+			},
+		}
+		for op, ask := range ask {
+			for _, limit := range []time.Duration{5 * time.Second, time.Minute} {
+				ctx, cancel := context.WithTimeout(t.Context(), limit)
+				within(t, min(limit, 20*time.Second), func() {
+					if err := ask(ctx); !errors.Is(err, objstore.ErrUnavailable) || ctx.Err() != nil {
+						t.Errorf("%s: %v", op, err)
+					}
+				})
+				cancel()
+			}
+		}
+		if st := c.nodes["n2"].peers.Stats(); st.NextCandidate.Load() != 0 || st.BreakerOpens.Load() != 0 {
+			t.Errorf("others were asked %d times, members set aside %d times", st.NextCandidate.Load(), st.BreakerOpens.Load())
+		}
 	})
 }
 
