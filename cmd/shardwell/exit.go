@@ -84,6 +84,9 @@ func explain(err error) string {
 	if strings.HasSuffix(text, syscall.EADDRINUSE.Error()) { // of the gossip library, which keeps the text only
 		return text + ": choose another --bind"
 	}
+	if strings.Contains(text, "origin directory") && errors.Is(err, objstore.ErrNoBucket) {
+		return text + ": check the path, and that it is mounted on this machine"
+	}
 	class := control.Classify(err)
 	for _, a := range advice {
 		if (errors.Is(err, a.class) || class == a.class) && !strings.Contains(text, a.do) {
