@@ -285,6 +285,24 @@ func TestRefreshOfAnEndpointThatAMountBrought(t *testing.T) {
 	}
 }
 
+// The other members do not read the endpoint that a mount brought: the node of the mount asks
+// it itself, each byte once.
+func TestEndpointThatOnlyOneNodeReads(t *testing.T) {
+	t.Parallel()
+	needMounts(t)
+	files := dataset()
+	o := newOrigin(t, files)
+	nodes := startCluster(t, "http://127.0.0.1:1", 3, nil)
+	dir := mountpoint(t)
+	mustMount(t, nodes[0], "s3://data/", dir, map[string]string{"endpoint": o.URL()})
+	if err := readAll(dir, files); err != nil {
+		t.Error(err)
+	}
+	if got, want := o.Counter.Bytes.Load(), sizeOf(files); got != want {
+		t.Errorf("the origin gave %d bytes, want %d", got, want)
+	}
+}
+
 // SEMANTICS C4: A member whose chunk or block size differs, or whose protocol range does not overlap, is refused with a line in the log of both sides.
 func TestOtherSizesAreRefusedOnBothSides(t *testing.T) {
 	a := start(t, testConfig(t, "http://127.0.0.1:1"))
