@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -16,13 +17,19 @@ import (
 const (
 	// readersGrace is how long readers wait beyond their time for the call's own error,
 	// which tells more. A peer is told in time: it has somebody who waits.
-	readersGrace = 2 * time.Second
+	readersGrace = 1500 * time.Millisecond
 	// peersGrace is how long an attempt waits for a peer beyond the time that this one
 	// was given, so that it can say why it brought nothing.
 	peersGrace = time.Second
 	// minAttempt is what the last attempt has at least. It may be the first that
 	// asks somebody who is there.
 	minAttempt = time.Second
+	// lastFor is how long an error that took a reader's whole time is the answer to the next
+	// reader as well. The kernel reads a page once more when reading ahead has
+	// failed: its reader would wait twice.
+	lastFor = time.Second
+	// maxFailures bounds object.failures.
+	maxFailures = 64
 )
 
 // patience returns how long somebody waits without a block.
@@ -37,8 +44,11 @@ func (c *Cache) patience(req chunk.Request) time.Duration {
 // it gives up meanwhile.
 func (fl *flight) wait(ctx context.Context, w *waiter) {
 	grace := readersGrace
-	if w.peer {
+	switch {
+	case w.peer && w.req.Hops >= chunk.MaxHops:
 		grace = 0
+	case w.peer: // whom we ask has the grace of 0
+		grace = peersGrace / 2
 	}
 	left := time.Until(w.until.Add(grace))
 	fl.mu.Unlock()
@@ -177,4 +187,40 @@ func (l *leash) fasten() {
 	defer l.mu.Unlock()
 	l.loose, l.since = false, time.Now()
 	l.timer.Reset(l.left())
+}
+
+// failure is what a reader got after all of its time.
+type failure struct {
+	at  time.Time
+	err error
+}
+
+// remember keeps the error of a reader whose time was over.
+func (o *object) remember(index uint32, err error) {
+	if !errors.Is(err, errLate) && !errors.Is(err, objstore.ErrUnavailable) {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for i, f := range o.failures {
+		if time.Since(f.at) >= lastFor {
+			delete(o.failures, i)
+		}
+	}
+	if o.failures == nil {
+		o.failures = make(map[uint32]failure)
+	}
+	if len(o.failures) < maxFailures {
+		o.failures[index] = failure{time.Now(), err}
+	}
+}
+
+// justFailed returns the error of a reader whose time was over a moment ago.
+func (o *object) justFailed(index uint32) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if f, ok := o.failures[index]; ok && time.Since(f.at) < lastFor {
+		return f.err
+	}
+	return nil
 }

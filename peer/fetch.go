@@ -29,7 +29,7 @@ func (p *Peers) Fetch(ctx context.Context, req chunk.Request, deliver chunk.Deli
 		if err := deliver(b); err != nil {
 			return err
 		}
-		w.since = time.Now()
+		w.came, w.since = w.came+1, time.Now()
 		w.left.remove(b.Index)
 		return nil
 	}
@@ -59,6 +59,7 @@ type walk struct {
 	left    *left
 	grant   string
 	failed  []string  // members that failed, for those asked later
+	came    int       // blocks
 	since   time.Time // of the last block, or the beginning
 }
 
@@ -139,7 +140,7 @@ func (w *walk) askCandidate(ctx context.Context, m Member) error {
 		if redirects == w.p.cfg.MaxRedirects && !slices.Contains(w.failed, transfer.AnyMember) {
 			w.failed = append(w.failed, transfer.AnyMember)
 		}
-		asked := time.Now()
+		before := w.came
 		err := w.ask(ctx, m, anyhow)
 		var redirect *transfer.RedirectError
 		var remote *transfer.RemoteError
@@ -154,7 +155,7 @@ func (w *walk) askCandidate(ctx context.Context, m Member) error {
 				return err
 			}
 			busy++
-		case errors.Is(err, transfer.ErrWaited) && w.since.After(asked) && w.req.Patience > 0 && !w.late():
+		case errors.Is(err, transfer.ErrWaited) && w.came > before && w.req.Patience > 0 && !w.late():
 			// It sent a part and waits for the rest. Asked anew, it can say for what.
 		default:
 			w.failed = slices.DeleteFunc(w.failed, func(id string) bool { return id == transfer.AnyMember })

@@ -264,6 +264,50 @@ func TestSlowPeerIsLeft(t *testing.T) {
 	})
 }
 
+// Nobody else is asked when the time of the asker is over, and an owner that waits for
+// the rest of a chunk is asked once more what for.
+func TestPatienceIsOneForAllMembers(t *testing.T) {
+	fetch := func(c *cluster, patience time.Duration) error {
+		req := chunk.Request{Object: c.object, ID: c.object.ID(), Span: small.ChunkSpan(c.object.Size, 0), Patience: patience}
+		return c.nodes["n3"].peers.Fetch(c.t.Context(), req, func(chunk.Block) error { return nil })
+	}
+	inCluster(t, 4, 512<<10, func(t *testing.T, c *cluster) {
+		for _, id := range []string{"n0", "n1", "n2"} {
+			c.nodes[id].slow = func(ctx context.Context, _ uint32) error { return pause(ctx, time.Hour) }
+		}
+		within(t, 6*time.Second, func() {
+			if err := fetch(c, 5*time.Second); !errors.Is(err, transfer.ErrWaited) {
+				t.Errorf("%v", err)
+			}
+		})
+		if n := c.nodes["n3"].peers.Stats().NextCandidate.Load(); n != 0 {
+			t.Errorf("%d others were asked", n)
+		}
+	})
+	inCluster(t, 4, 512<<10, func(t *testing.T, c *cluster) {
+		begun := false
+		c.origin.delay = func(ctx context.Context) error {
+			if !begun {
+				begun = true
+				return nil
+			}
+			if err := pause(ctx, 30*time.Second); err != nil {
+				return err
+			}
+			return objstore.ErrUnavailable
+		}
+		within(t, 45*time.Second, func() {
+			if err := fetch(c, time.Minute); !errors.Is(err, objstore.ErrUnavailable) {
+				t.Errorf("%v", err)
+			}
+		})
+		if n := c.nodes["n3"].peers.Stats().NextCandidate.Load(); n != 0 {
+			t.Log(c.logs.String())
+			t.Errorf("%d others were asked", n)
+		}
+	})
+}
+
 // A caller that gives up on a silent member before we do is not sent there again.
 func TestImpatientCaller(t *testing.T) {
 	inCluster(t, 3, 1<<20, func(t *testing.T, c *cluster) {
