@@ -24,7 +24,7 @@
 // Parts: cache/mem, the arena. Implementations: cache/disk, a
 // [Tier] by way of [TierOf]. cache/meta stands beside it.
 //
-// Lock order: flight.mu, then object.mu, then fill.mu, then Cache.mu; unread.mu stands alone. No I/O
+// Lock order: leash.mu, then flight.mu, then object.mu, then fill.mu, then Cache.mu; unread.mu stands alone. No I/O
 // under any of them.
 package cache
 
@@ -69,7 +69,9 @@ type Config struct {
 	// maximum: half of the arena. Negative keeps none.
 	MemoryBlocks int
 
-	ReadBudget time.Duration // how long a block may fail before its readers get the error
+	// ReadBudget is how long a reader waits without a block before he gets an error. It is
+	// one budget, whoever is asked how often: each is told what is left of it.
+	ReadBudget time.Duration
 	Linger     time.Duration // how long a fetch goes on after the last who wanted it was interrupted
 
 	// How long an attempt may bring no block before it is cut and made anew. They

@@ -192,11 +192,6 @@ func (o *object) fillChunk(ctx context.Context, index uint32) error {
 			return context.Cause(ctx)
 		}
 		fl.launch(w)
-		fl.mu.Unlock()
-		select {
-		case <-w.notify:
-		case <-ctx.Done():
-		}
-		fl.mu.Lock()
+		fl.wait(ctx, w)
 	}
 }

@@ -132,7 +132,7 @@ func (l *lending) loop(ctx context.Context, fl *flight, w *waiter) error {
 		}
 		if l.req.HeldOnly {
 			if gone := fl.uncovered(&w.missing, w.req); !gone.empty() {
-				if l.pull(fl, gone) {
+				if l.pull(fl, w, gone) {
 					continue
 				}
 				lacking = true
@@ -142,24 +142,19 @@ func (l *lending) loop(ctx context.Context, fl *flight, w *waiter) error {
 		} else {
 			fl.launch(w)
 		}
-		fl.mu.Unlock()
-		select {
-		case <-w.notify:
-		case <-ctx.Done():
-		}
-		fl.mu.Lock()
+		fl.wait(ctx, w)
 	}
 }
 
 // pull starts to fetch what a fill of this node has not come to yet: the asker was
 // sent here because it will. Callers hold fl.mu.
-func (l *lending) pull(fl *flight, gone blockSet) bool {
+func (l *lending) pull(fl *flight, w *waiter, gone blockSet) bool {
 	if l.pulled || l.req.Settled || !l.req.Fill || l.o.streams() || !l.o.filling() {
 		return false
 	}
 	l.pulled = true
 	for first, end, ok := gone.run(0); ok; first, end, ok = gone.run(end) {
-		fl.start(first, end, end, chunk.Request{Background: true, Fill: true}, false)
+		fl.start(first, end, end, chunk.Request{Background: true, Fill: true}, w.until, false)
 	}
 	for _, c := range fl.calls {
 		c.pulled = c.pulled || c.left.meets(&gone)

@@ -32,6 +32,8 @@ type object struct {
 	// fetched again and served from memory.
 	unreadable    map[uint32]struct{}
 	anyUnreadable atomic.Bool
+
+	failures map[uint32]failure // of readers, by chunk; those of the last moment
 }
 
 // maxUnreadable bounds object.unreadable: behind it all of the file counts as unreadable.

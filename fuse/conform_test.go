@@ -405,8 +405,8 @@ func TestCheck(t *testing.T) {
 		"":     "",
 		"p":    "",
 		"p/":   "",
-		"p/f":  "s3://bucket/p/f names an object, not a directory: mount what it lies in: no such object",
-		"none": `s3://bucket/none: nothing in the bucket begins with "none/": no such object`,
+		"p/f":  "s3://bucket/p/f names an object, not a directory: mount what it lies in",
+		"none": `s3://bucket/none: nothing in the bucket begins with "none/"`,
 	} {
 		s, err := New(Config{Bucket: fakeBucket, Prefix: prefix, Names: o, Data: o, StateDir: t.TempDir(), Buffers: buffers})
 		if err != nil {

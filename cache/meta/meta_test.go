@@ -154,7 +154,7 @@ func TestQueryEndsWithItsLastCaller(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, _, err := c.Head(ctx, maxAge(0), "k")
-		if !errors.Is(err, context.DeadlineExceeded) {
+		if !errors.Is(err, objstore.ErrUnavailable) {
 			t.Errorf("got %v", err)
 		}
 		synctest.Wait()
@@ -167,7 +167,7 @@ func TestQueryEndsWithItsLastCaller(t *testing.T) {
 			done <- err
 		}()
 		time.Sleep(DefaultQueryBudget + time.Second)
-		if err := <-done; !errors.Is(err, context.DeadlineExceeded) {
+		if err := <-done; !errors.Is(err, objstore.ErrUnavailable) || objstore.Final(err) {
 			t.Errorf("behind the budget: got %v", err)
 		}
 		go func() {
@@ -267,6 +267,11 @@ func (p peers) Head(ctx context.Context, q objstore.Query, key string) (objstore
 	if err != nil {
 		return objstore.Info{}, 0, err
 	}
+	if end, ok := ctx.Deadline(); ok { // as package peer does, for the way back
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, end.Add(-time.Until(end)/10))
+		defer cancel()
+	}
 	return c.Head(ctx, q, key)
 }
 
@@ -320,6 +325,44 @@ func TestClusterAsksOnce(t *testing.T) {
 				}
 				if n := origin.Requests(objstore.OpList); n > tc.max {
 					t.Errorf("LISTs: got %d, want at most %d", n, tc.max)
+				}
+				for _, c := range nodes {
+					c.Close()
+				}
+			})
+		})
+	}
+}
+
+// While the origin does not answer, a caller waits for its budget, whichever nodes the
+// question goes through, and one node asks the origin.
+func TestOriginThatHangsCostsOneBudget(t *testing.T) {
+	const budget = 5 * time.Second
+	for _, owner := range [][]int{{2, 2, 2}, {1, 2, 2}, {0, 0, 0}} {
+		t.Run(fmt.Sprint(owner), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				nodes := make([]*Cache, len(owner))
+				origin := objstoretest.NewMem()
+				for i := range nodes {
+					nodes[i], _ = newCache(t, func(c *Config) {
+						c.Origins, c.Peers, c.QueryBudget = oneStore{origin}, peers{nodes, owner, i}, budget
+					})
+				}
+				origin.Hold(objstore.OpHead)
+				var wg sync.WaitGroup
+				for _, wait := range []time.Duration{0, 0, 4 * time.Second} { // the last joins late
+					wg.Go(func() {
+						time.Sleep(wait)
+						began := time.Now()
+						_, _, err := nodes[0].Head(t.Context(), maxAge(0), "k")
+						if took := time.Since(began); !errors.Is(err, objstore.ErrUnavailable) || objstore.Final(err) || took > budget || took < budget-minAgain {
+							t.Errorf("%v after %v, want %v after %v or a little less", err, took, objstore.ErrUnavailable, budget)
+						}
+					})
+				}
+				wg.Wait()
+				if n := origin.Requests(objstore.OpHead); n > 4 { // anew for what is left of the time
+					t.Errorf("the origin was asked %d times", n)
 				}
 				for _, c := range nodes {
 					c.Close()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -26,12 +27,12 @@ const broadcastPoll = 50 * time.Millisecond
 // broadcaster measures broadcasts in one cage. Nodes read fresh objects, so that they need not
 // start anew for each round.
 type broadcaster struct {
-	b      *bench
-	c      *cluster.Cluster
-	client *cage.Host
-	size   int64
-	serial int
-	b0     float64 // bytes a second of one plain GET, of the last round
+	b       *bench
+	c       *cluster.Cluster
+	client  *cage.Host
+	size    int64
+	serial  int
+	lateDir string // where the last node has the object's directory
 }
 
 // cast is what one broadcast was.
@@ -119,6 +120,8 @@ type fault func(progress func(node int) int64) error
 
 // run has all nodes read a fresh object at once through their mounts. late nodes, by index,
 // are not among them: during starts them. during may be nil.
+//
+// A reader that a fault kills is left out of T.
 func (x *broadcaster) run(readers []int, during fault) (k cast, err error) {
 	key, data, err := x.object()
 	if err != nil {
@@ -131,6 +134,7 @@ func (x *broadcaster) run(readers []int, during fault) (k cast, err error) {
 	if err != nil {
 		return k, err
 	}
+	x.lateDir = filepath.Dir(paths[len(paths)-1])
 	recv, sent, err := x.counters()
 	if err != nil {
 		return k, err
@@ -155,9 +159,13 @@ func (x *broadcaster) run(readers []int, during fault) (k cast, err error) {
 	}
 	k.T, err = atOnce(len(readers), func(i int) error {
 		d, err := readFile(paths[readers[i]], x.size)
+		if err != nil && !x.c.Nodes[readers[i]].Running() {
+			return nil
+		}
 		k.Each[i] = d
 		return err
 	})
+	k.T = slices.Max(k.Each)
 	stopTrace()
 	if err = errors.Join(err, <-faulty); err != nil {
 		return k, err

@@ -44,6 +44,7 @@ type Cage struct {
 
 	mu    sync.Mutex
 	hosts []*Host // guarded by mu
+	plug  string  // the bridge that the next host is plugged into; guarded by mu
 }
 
 var serial atomic.Int64
@@ -54,7 +55,7 @@ func New() (*Cage, error) {
 		return nil, errors.New("cage: network namespaces need root")
 	}
 	sweepOnce.Do(sweep)
-	c := &Cage{id: fmt.Sprintf("%s%d-%d", prefix, os.Getpid(), serial.Add(1))}
+	c := &Cage{plug: "br0", id: fmt.Sprintf("%s%d-%d", prefix, os.Getpid(), serial.Add(1))}
 	c.Dir = filepath.Join(os.TempDir(), c.id)
 	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
 		return nil, fmt.Errorf("cage: %w", err)
@@ -79,7 +80,7 @@ func New() (*Cage, error) {
 // Host adds a host named name (at most 8 letters and digits) with the next free address.
 func (c *Cage) Host(name string) (*Host, error) {
 	c.mu.Lock()
-	n := len(c.hosts) + 1
+	n, bridge := len(c.hosts)+1, c.plug
 	c.mu.Unlock()
 	if n > maxHosts {
 		return nil, fmt.Errorf("cage: more than %d hosts", maxHosts)
@@ -92,7 +93,7 @@ func (c *Cage) Host(name string) (*Host, error) {
 	err = ip("-n", c.bridge.NS, "link", "add", port, "mtu", strconv.Itoa(netMTU), "type", "veth",
 		"peer", "name", "eth0", "mtu", strconv.Itoa(netMTU), "netns", h.NS)
 	for _, args := range [][]string{
-		{"-n", c.bridge.NS, "link", "set", port, "master", "br0", "up"},
+		{"-n", c.bridge.NS, "link", "set", port, "master", bridge, "up"},
 		{"-n", h.NS, "addr", "add", h.IP + "/16", "dev", "eth0"},
 		{"-n", h.NS, "link", "set", "eth0", "up"},
 	} {
@@ -108,6 +109,35 @@ func (c *Cage) Host(name string) (*Host, error) {
 	c.mu.Unlock()
 	return h, nil
 }
+
+// Rack makes a second bridge, which one link joins to the first, and has the hosts that are
+// made from now on plugged into it.
+func (c *Cage) Rack(l Link) error {
+	ns := c.bridge.NS
+	for _, args := range [][]string{
+		{"link", "add", "br1", "type", "bridge", "mcast_snooping", "0"},
+		{"link", "set", "br1", "up"},
+		{"link", "add", "x0", "mtu", strconv.Itoa(netMTU), "type", "veth", "peer", "name", "x1", "mtu", strconv.Itoa(netMTU)},
+		{"link", "set", "x0", "master", "br0", "up"},
+		{"link", "set", "x1", "master", "br1", "up"},
+	} {
+		if err := ip(append([]string{"-n", ns}, args...)...); err != nil {
+			return err
+		}
+	}
+	for _, dev := range []string{"x0", "x1"} {
+		if err := l.shape(ns, dev); err != nil {
+			return err
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.plug = "br1"
+	return nil
+}
+
+// RackBytes returns what has crossed the link of the second bridge so far.
+func (c *Cage) RackBytes() (in, out int64, err error) { return c.bridge.bytes("x1") }
 
 // namespace makes a network namespace whose loopback is up.
 func (c *Cage) namespace(name, addr string) (*Host, error) {

@@ -118,14 +118,18 @@ func (h *Host) Shape(l Link) error {
 			_ = run("tc", "-n", dev[0], "qdisc", "del", "dev", dev[1], "root")
 			continue
 		}
-		err := run("tc", "-n", dev[0], "qdisc", "replace", "dev", dev[1], "root", "tbf",
-			"rate", fmt.Sprintf("%dmbit", l.RateMbit), "burst", strconv.Itoa(burstBytes),
-			"latency", fmt.Sprintf("%dms", l.QueueMS))
-		if err != nil {
+		if err := l.shape(dev[0], dev[1]); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// shape limits what one interface sends.
+func (l Link) shape(ns, dev string) error {
+	return run("tc", "-n", ns, "qdisc", "replace", "dev", dev, "root", "tbf",
+		"rate", fmt.Sprintf("%dmbit", l.RateMbit), "burst", strconv.Itoa(burstBytes),
+		"latency", fmt.Sprintf("%dms", max(l.QueueMS, 1)))
 }
 
 // SetLink plugs the host's cable in or out.
@@ -138,7 +142,9 @@ func (h *Host) SetLink(up bool) error {
 }
 
 // Bytes returns what has crossed the host's interface so far, headers included.
-func (h *Host) Bytes() (received, sent int64, err error) {
+func (h *Host) Bytes() (received, sent int64, err error) { return h.bytes("eth0") }
+
+func (h *Host) bytes(dev string) (received, sent int64, err error) {
 	err = h.Do(func() error {
 		data, err := os.ReadFile("/proc/thread-self/net/dev")
 		if err != nil {
@@ -147,7 +153,7 @@ func (h *Host) Bytes() (received, sent int64, err error) {
 		for line := range bytes.Lines(data) {
 			name, counters, ok := bytes.Cut(bytes.TrimSpace(line), []byte(":"))
 			f := bytes.Fields(counters)
-			if !ok || string(name) != "eth0" || len(f) < 9 {
+			if !ok || string(name) != dev || len(f) < 9 {
 				continue
 			}
 			received, err = strconv.ParseInt(string(f[0]), 10, 64)
@@ -157,7 +163,7 @@ func (h *Host) Bytes() (received, sent int64, err error) {
 			sent, err = strconv.ParseInt(string(f[8]), 10, 64)
 			return err
 		}
-		return fmt.Errorf("cage: host %s: no eth0", h.Name)
+		return fmt.Errorf("cage: host %s: no %s", h.Name, dev)
 	})
 	return received, sent, err
 }

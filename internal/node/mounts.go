@@ -224,7 +224,7 @@ func (m *mount) sameData(o *mount) bool { return m.bucket == o.bucket && m.prefi
 // sameOptions reports whether two mounts show things in the same way.
 func (m *mount) sameOptions(o *mount) bool {
 	a, b := m.options, o.options
-	return a.UID == b.UID && a.GID == b.GID && a.FileMode == b.FileMode && a.DirMode == b.DirMode &&
+	return sameRights(s3Config(a, "", nil), s3Config(b, "", nil)) && a.UID == b.UID && a.GID == b.GID && a.FileMode == b.FileMode && a.DirMode == b.DirMode &&
 		a.AllowOther == b.AllowOther && a.Consistency == b.Consistency && a.VerifyReads == b.VerifyReads
 }
 

@@ -107,7 +107,7 @@ func New(cfg config.Config, log *slog.Logger) (_ *Node, err error) {
 
 // joinLayers makes the read path and the names on top of disks, cluster and origins.
 func (n *Node) joinLayers() (err error) {
-	n.names, err = meta.New(meta.Config{Peers: n.cluster.peers, Origins: n.origins, Logger: n.log})
+	n.names, err = meta.New(meta.Config{Peers: n.cluster.peers, Origins: n.origins, QueryBudget: time.Duration(n.cfg.OriginTimeout), Logger: n.log})
 	if err != nil {
 		return fmt.Errorf("names: %w", err)
 	}

@@ -15,14 +15,19 @@ import (
 // its place, while it may have been away.
 const actedSuccessors = 2
 
+// joinWindow is how long after this node met others those that it gets to know count as
+// having been there before it: three rounds of the exchange in which members tell each other all.
+const joinWindow = 30 * time.Second
+
 // placement is the ring as package peer wants it, with a memory for who acted for
-// an owner while that one was away.
+// an owner while that one was away, and for who owned what before this node came.
 type placement struct {
 	peer.Ring
 	self    string
 	grace   time.Duration
 	history *ring.History
 	changed atomic.Int64 // when the members changed last, Unix nanoseconds
+	met     time.Time    // when there were other members first; of update alone
 }
 
 func newPlacement(self string, g chunk.Geometry, placeWhole int64, grace time.Duration) *placement {
@@ -30,7 +35,12 @@ func newPlacement(self string, g chunk.Geometry, placeWhole int64, grace time.Du
 	return &placement{Ring: peer.RingOf(h, g, placeWhole), self: self, grace: grace, history: h}
 }
 
-// update makes the table of the members.
+// update makes the table of the members. It is called by one goroutine at a time.
+//
+// A node that joins has no earlier tables to tell it who holds what it owns from now on.
+// So the tables of its first time follow one of the same members without it, which is what
+// the others had, or would have had. That may be wrong, when others join at the same time or all
+// start at once: then it costs a question that is answered with no.
 func (p *placement) update(all []member.Member) error {
 	list := make([]ring.Member, 0, len(all))
 	for _, m := range all {
@@ -44,8 +54,21 @@ func (p *placement) update(all []member.Member) error {
 	if err != nil {
 		return err
 	}
-	p.history.Push(t)
-	p.changed.Store(time.Now().UnixNano())
+	others := slices.DeleteFunc(list, func(m ring.Member) bool { return m.ID == p.self })
+	now := time.Now()
+	if p.met.IsZero() && len(others) > 0 {
+		p.met = now
+	}
+	if len(others) > 0 && now.Sub(p.met) <= joinWindow {
+		before, err := ring.Build(t, others)
+		if err != nil {
+			return err
+		}
+		p.history.Push(t, before)
+	} else {
+		p.history.Push(t)
+	}
+	p.changed.Store(now.UnixNano())
 	return nil
 }
 
