@@ -73,7 +73,7 @@ store, and serves the bucket's own objects, unchanged, through a file system.
 		return usagef("%v: see `%s --help`", flagError(err), cmd.CommandPath())
 	})
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(newDemo(s), newNode(s), newMount(s), newUmount(s), newLs(s), newRefresh(s), newStatus(s),
+	root.AddCommand(newDemo(s), newNode(s), newMount(s), newUmount(s), newLs(s), newGet(s), newRefresh(s), newStatus(s),
 		newVerify(s), newConfig(s), newVersion(s), newCompletion(s))
 	return root
 }

@@ -12,6 +12,7 @@ const (
 	OpStatus  Operation = "status"
 	OpRefresh Operation = "refresh"
 	OpList    Operation = "ls"
+	OpRead    Operation = "get"
 	OpVersion Operation = "version"
 )
 
@@ -29,7 +30,7 @@ func Authorize(caller Caller, self uint32, op Operation) error {
 		return nil
 	case op == OpVersion || op == OpStatus:
 		return nil
-	case op == OpMount || op == OpList:
+	case op == OpMount || op == OpList || op == OpRead:
 		return refusal("the node would read with its own credentials: it takes this from root and its own user only; run your own node, or ask root")
 	default:
 		return refusal("the node takes this from root and its own user only; ask root")

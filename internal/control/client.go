@@ -127,6 +127,37 @@ func (c *Client) List(ctx context.Context, req ListRequest, yield func(Entry) er
 	}
 }
 
+// Read is [Node.Read].
+func (c *Client) Read(ctx context.Context, req ReadRequest, begin func(Entry) error, write func([]byte) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // ends the stream when begin or write fails
+	stream, err := c.rpc.Read(ctx, &controlpb.ReadRequest{Uri: req.URI, Name: []byte(req.Name), Options: req.Options})
+	if err != nil {
+		return fromWire(err)
+	}
+	var size, got int64
+	for first := true; ; first = false {
+		reply, err := stream.Recv()
+		switch {
+		case errors.Is(err, io.EOF) && (first || got != size):
+			return fmt.Errorf("read %s: %d of %d bytes came", req.URI, got, size)
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return fromWire(err)
+		case first:
+			size = reply.GetSize()
+			err = begin(Entry{Name: req.Name, Size: size, ETag: reply.GetEtag()})
+		default:
+			got += int64(len(reply.GetData()))
+			err = write(reply.GetData())
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
 // Version tells what answers.
 func (c *Client) Version(ctx context.Context) (Version, error) {
 	reply, err := c.rpc.Version(ctx, &controlpb.VersionRequest{})

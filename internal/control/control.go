@@ -29,6 +29,10 @@ type Node interface {
 	// List calls yield for each object or prefix under a URI, one level deep.
 	// An error of yield ends it and is returned.
 	List(ctx context.Context, req ListRequest, yield func(Entry) error) error
+	// Read calls begin with what it is going to read, and write with its bytes, in
+	// order: one version of one object, checked. An error of either ends it and is
+	// returned. What write is given is only lent.
+	Read(ctx context.Context, req ReadRequest, begin func(Entry) error, write func([]byte) error) error
 }
 
 // MountRequest asks for a mount.
@@ -48,6 +52,14 @@ type MountReply struct {
 // ListRequest asks for a listing.
 type ListRequest struct {
 	URI     string
+	Options map[string]string // as config.Config.WithAttributes takes them
+	Caller  Caller            // who asks; filled in by the server
+}
+
+// ReadRequest asks for the bytes of an object.
+type ReadRequest struct {
+	URI     string
+	Name    string            // relative to the URI, as an Entry has it; "": the URI is the object
 	Options map[string]string // as config.Config.WithAttributes takes them
 	Caller  Caller            // who asks; filled in by the server
 }

@@ -54,6 +54,19 @@ func (f *fakeNode) List(_ context.Context, _ ListRequest, yield func(Entry) erro
 	return f.err
 }
 
+func (f *fakeNode) Read(_ context.Context, req ReadRequest, begin func(Entry) error, write func([]byte) error) error {
+	if err := begin(Entry{Name: req.Name, Size: int64(2 * len(req.URI)), ETag: "e"}); err != nil {
+		return err
+	}
+	p := []byte(req.URI)
+	for range 2 {
+		if err := write(p); err != nil || f.err != nil {
+			return errors.Join(err, f.err)
+		}
+	}
+	return nil
+}
+
 // serve runs a server for node until the test ends.
 func serve(t *testing.T, node Node) *Client {
 	t.Helper()
@@ -288,5 +301,28 @@ func TestAuthorize(t *testing.T) {
 		if err != nil && !errors.Is(err, ErrRefused) {
 			t.Errorf("%s: got %v, of another class", op, err)
 		}
+	}
+}
+
+func TestRead(t *testing.T) {
+	node := &fakeNode{}
+	c := serve(t, node)
+	var got []byte
+	var what Entry
+	begin := func(e Entry) error { what = e; return nil }
+	write := func(p []byte) error { got = append(got, p...); return nil }
+	if err := c.Read(t.Context(), ReadRequest{URI: "s3://b/", Name: "n"}, begin, write); err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != "s3://b/s3://b/" || what != (Entry{Name: "n", Size: 14, ETag: "e"}) {
+		t.Errorf("%q of %+v", got, what)
+	}
+	full := errors.New("disk full")
+	if err := c.Read(t.Context(), ReadRequest{URI: "x"}, begin, func([]byte) error { return full }); !errors.Is(err, full) {
+		t.Errorf("the writer's error came back as %v", err)
+	}
+	node.err = objstore.ErrChanged
+	if err := c.Read(t.Context(), ReadRequest{URI: "x"}, begin, write); !errors.Is(err, objstore.ErrChanged) {
+		t.Errorf("the node's error came back as %v", err)
 	}
 }

@@ -169,6 +169,18 @@ func (h *handlers) List(in *controlpb.ListRequest, out grpc.ServerStreamingServe
 	return toWire(err)
 }
 
+func (h *handlers) Read(in *controlpb.ReadRequest, out grpc.ServerStreamingServer[controlpb.ReadReply]) error {
+	caller, err := h.admit(out.Context(), OpRead, in.GetUri())
+	if err != nil {
+		return err
+	}
+	req := ReadRequest{URI: in.GetUri(), Name: string(in.GetName()), Options: in.GetOptions(), Caller: caller}
+	// Send has encoded a message when it returns, so that what it was lent is free again.
+	return toWire(h.server.node.Read(out.Context(), req,
+		func(e Entry) error { return out.Send(&controlpb.ReadReply{Size: e.Size, Etag: e.ETag}) },
+		func(p []byte) error { return out.Send(&controlpb.ReadReply{Data: p}) }))
+}
+
 func (h *handlers) Version(ctx context.Context, _ *controlpb.VersionRequest) (*controlpb.VersionReply, error) {
 	if _, err := h.admit(ctx, OpVersion, ""); err != nil {
 		return nil, err

@@ -546,6 +546,128 @@ func (x *Entry) GetEtag() string {
 	return ""
 }
 
+type ReadRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uri           string                 `protobuf:"bytes,1,opt,name=uri,proto3" json:"uri,omitempty"`
+	Name          []byte                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`                                                                                 // relative to the URI, as in a listing; empty: the URI is the object
+	Options       map[string]string      `protobuf:"bytes,3,rep,name=options,proto3" json:"options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // of the origin, names as in volume attributes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadRequest) Reset() {
+	*x = ReadRequest{}
+	mi := &file_control_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadRequest) ProtoMessage() {}
+
+func (x *ReadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadRequest.ProtoReflect.Descriptor instead.
+func (*ReadRequest) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ReadRequest) GetUri() string {
+	if x != nil {
+		return x.Uri
+	}
+	return ""
+}
+
+func (x *ReadRequest) GetName() []byte {
+	if x != nil {
+		return x.Name
+	}
+	return nil
+}
+
+func (x *ReadRequest) GetOptions() map[string]string {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+// ReadReply is a part of an object, in order, without gaps. The first one carries
+// no bytes and says what is to come.
+type ReadReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Size          int64                  `protobuf:"varint,1,opt,name=size,proto3" json:"size,omitempty"` // of the object
+	Etag          string                 `protobuf:"bytes,2,opt,name=etag,proto3" json:"etag,omitempty"`
+	Data          []byte                 `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadReply) Reset() {
+	*x = ReadReply{}
+	mi := &file_control_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadReply) ProtoMessage() {}
+
+func (x *ReadReply) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadReply.ProtoReflect.Descriptor instead.
+func (*ReadReply) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ReadReply) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *ReadReply) GetEtag() string {
+	if x != nil {
+		return x.Etag
+	}
+	return ""
+}
+
+func (x *ReadReply) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 type VersionRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -554,7 +676,7 @@ type VersionRequest struct {
 
 func (x *VersionRequest) Reset() {
 	*x = VersionRequest{}
-	mi := &file_control_proto_msgTypes[11]
+	mi := &file_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -566,7 +688,7 @@ func (x *VersionRequest) String() string {
 func (*VersionRequest) ProtoMessage() {}
 
 func (x *VersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[11]
+	mi := &file_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -579,7 +701,7 @@ func (x *VersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
 func (*VersionRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{11}
+	return file_control_proto_rawDescGZIP(), []int{13}
 }
 
 type VersionReply struct {
@@ -592,7 +714,7 @@ type VersionReply struct {
 
 func (x *VersionReply) Reset() {
 	*x = VersionReply{}
-	mi := &file_control_proto_msgTypes[12]
+	mi := &file_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -604,7 +726,7 @@ func (x *VersionReply) String() string {
 func (*VersionReply) ProtoMessage() {}
 
 func (x *VersionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[12]
+	mi := &file_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -617,7 +739,7 @@ func (x *VersionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionReply.ProtoReflect.Descriptor instead.
 func (*VersionReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{12}
+	return file_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *VersionReply) GetVersion() string {
@@ -645,7 +767,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -657,7 +779,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -670,7 +792,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{13}
+	return file_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Failure) GetClass() string {
@@ -718,19 +840,31 @@ const file_control_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\fR\x04name\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x1e\n" +
 	"\vmod_time_ns\x18\x03 \x01(\x03R\tmodTimeNs\x12\x12\n" +
-	"\x04etag\x18\x04 \x01(\tR\x04etag\"\x10\n" +
+	"\x04etag\x18\x04 \x01(\tR\x04etag\"\xb9\x01\n" +
+	"\vReadRequest\x12\x10\n" +
+	"\x03uri\x18\x01 \x01(\tR\x03uri\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\fR\x04name\x12H\n" +
+	"\aoptions\x18\x03 \x03(\v2..shardwell.control.v1.ReadRequest.OptionsEntryR\aoptions\x1a:\n" +
+	"\fOptionsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"G\n" +
+	"\tReadReply\x12\x12\n" +
+	"\x04size\x18\x01 \x01(\x03R\x04size\x12\x12\n" +
+	"\x04etag\x18\x02 \x01(\tR\x04etag\x12\x12\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\"\x10\n" +
 	"\x0eVersionRequest\":\n" +
 	"\fVersionReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x03R\x03pid\"\x1f\n" +
 	"\aFailure\x12\x14\n" +
-	"\x05class\x18\x01 \x01(\tR\x05class2\xf4\x03\n" +
+	"\x05class\x18\x01 \x01(\tR\x05class2\xc2\x04\n" +
 	"\aControl\x12M\n" +
 	"\x05Mount\x12\".shardwell.control.v1.MountRequest\x1a .shardwell.control.v1.MountReply\x12P\n" +
 	"\x06Umount\x12#.shardwell.control.v1.UmountRequest\x1a!.shardwell.control.v1.UmountReply\x12P\n" +
 	"\x06Status\x12#.shardwell.control.v1.StatusRequest\x1a!.shardwell.control.v1.StatusReply\x12S\n" +
 	"\aRefresh\x12$.shardwell.control.v1.RefreshRequest\x1a\".shardwell.control.v1.RefreshReply\x12L\n" +
-	"\x04List\x12!.shardwell.control.v1.ListRequest\x1a\x1f.shardwell.control.v1.ListReply0\x01\x12S\n" +
+	"\x04List\x12!.shardwell.control.v1.ListRequest\x1a\x1f.shardwell.control.v1.ListReply0\x01\x12L\n" +
+	"\x04Read\x12!.shardwell.control.v1.ReadRequest\x1a\x1f.shardwell.control.v1.ReadReply0\x01\x12S\n" +
 	"\aVersion\x12$.shardwell.control.v1.VersionRequest\x1a\".shardwell.control.v1.VersionReplyB;Z9github.com/shardwell/shardwell/internal/control/controlpbb\x06proto3"
 
 var (
@@ -745,7 +879,7 @@ func file_control_proto_rawDescGZIP() []byte {
 	return file_control_proto_rawDescData
 }
 
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_control_proto_goTypes = []any{
 	(*MountRequest)(nil),   // 0: shardwell.control.v1.MountRequest
 	(*MountReply)(nil),     // 1: shardwell.control.v1.MountReply
@@ -758,33 +892,39 @@ var file_control_proto_goTypes = []any{
 	(*ListRequest)(nil),    // 8: shardwell.control.v1.ListRequest
 	(*ListReply)(nil),      // 9: shardwell.control.v1.ListReply
 	(*Entry)(nil),          // 10: shardwell.control.v1.Entry
-	(*VersionRequest)(nil), // 11: shardwell.control.v1.VersionRequest
-	(*VersionReply)(nil),   // 12: shardwell.control.v1.VersionReply
-	(*Failure)(nil),        // 13: shardwell.control.v1.Failure
-	nil,                    // 14: shardwell.control.v1.MountRequest.OptionsEntry
-	nil,                    // 15: shardwell.control.v1.ListRequest.OptionsEntry
+	(*ReadRequest)(nil),    // 11: shardwell.control.v1.ReadRequest
+	(*ReadReply)(nil),      // 12: shardwell.control.v1.ReadReply
+	(*VersionRequest)(nil), // 13: shardwell.control.v1.VersionRequest
+	(*VersionReply)(nil),   // 14: shardwell.control.v1.VersionReply
+	(*Failure)(nil),        // 15: shardwell.control.v1.Failure
+	nil,                    // 16: shardwell.control.v1.MountRequest.OptionsEntry
+	nil,                    // 17: shardwell.control.v1.ListRequest.OptionsEntry
+	nil,                    // 18: shardwell.control.v1.ReadRequest.OptionsEntry
 }
 var file_control_proto_depIdxs = []int32{
-	14, // 0: shardwell.control.v1.MountRequest.options:type_name -> shardwell.control.v1.MountRequest.OptionsEntry
-	15, // 1: shardwell.control.v1.ListRequest.options:type_name -> shardwell.control.v1.ListRequest.OptionsEntry
+	16, // 0: shardwell.control.v1.MountRequest.options:type_name -> shardwell.control.v1.MountRequest.OptionsEntry
+	17, // 1: shardwell.control.v1.ListRequest.options:type_name -> shardwell.control.v1.ListRequest.OptionsEntry
 	10, // 2: shardwell.control.v1.ListReply.entries:type_name -> shardwell.control.v1.Entry
-	0,  // 3: shardwell.control.v1.Control.Mount:input_type -> shardwell.control.v1.MountRequest
-	2,  // 4: shardwell.control.v1.Control.Umount:input_type -> shardwell.control.v1.UmountRequest
-	4,  // 5: shardwell.control.v1.Control.Status:input_type -> shardwell.control.v1.StatusRequest
-	6,  // 6: shardwell.control.v1.Control.Refresh:input_type -> shardwell.control.v1.RefreshRequest
-	8,  // 7: shardwell.control.v1.Control.List:input_type -> shardwell.control.v1.ListRequest
-	11, // 8: shardwell.control.v1.Control.Version:input_type -> shardwell.control.v1.VersionRequest
-	1,  // 9: shardwell.control.v1.Control.Mount:output_type -> shardwell.control.v1.MountReply
-	3,  // 10: shardwell.control.v1.Control.Umount:output_type -> shardwell.control.v1.UmountReply
-	5,  // 11: shardwell.control.v1.Control.Status:output_type -> shardwell.control.v1.StatusReply
-	7,  // 12: shardwell.control.v1.Control.Refresh:output_type -> shardwell.control.v1.RefreshReply
-	9,  // 13: shardwell.control.v1.Control.List:output_type -> shardwell.control.v1.ListReply
-	12, // 14: shardwell.control.v1.Control.Version:output_type -> shardwell.control.v1.VersionReply
-	9,  // [9:15] is the sub-list for method output_type
-	3,  // [3:9] is the sub-list for method input_type
-	3,  // [3:3] is the sub-list for extension type_name
-	3,  // [3:3] is the sub-list for extension extendee
-	0,  // [0:3] is the sub-list for field type_name
+	18, // 3: shardwell.control.v1.ReadRequest.options:type_name -> shardwell.control.v1.ReadRequest.OptionsEntry
+	0,  // 4: shardwell.control.v1.Control.Mount:input_type -> shardwell.control.v1.MountRequest
+	2,  // 5: shardwell.control.v1.Control.Umount:input_type -> shardwell.control.v1.UmountRequest
+	4,  // 6: shardwell.control.v1.Control.Status:input_type -> shardwell.control.v1.StatusRequest
+	6,  // 7: shardwell.control.v1.Control.Refresh:input_type -> shardwell.control.v1.RefreshRequest
+	8,  // 8: shardwell.control.v1.Control.List:input_type -> shardwell.control.v1.ListRequest
+	11, // 9: shardwell.control.v1.Control.Read:input_type -> shardwell.control.v1.ReadRequest
+	13, // 10: shardwell.control.v1.Control.Version:input_type -> shardwell.control.v1.VersionRequest
+	1,  // 11: shardwell.control.v1.Control.Mount:output_type -> shardwell.control.v1.MountReply
+	3,  // 12: shardwell.control.v1.Control.Umount:output_type -> shardwell.control.v1.UmountReply
+	5,  // 13: shardwell.control.v1.Control.Status:output_type -> shardwell.control.v1.StatusReply
+	7,  // 14: shardwell.control.v1.Control.Refresh:output_type -> shardwell.control.v1.RefreshReply
+	9,  // 15: shardwell.control.v1.Control.List:output_type -> shardwell.control.v1.ListReply
+	12, // 16: shardwell.control.v1.Control.Read:output_type -> shardwell.control.v1.ReadReply
+	14, // 17: shardwell.control.v1.Control.Version:output_type -> shardwell.control.v1.VersionReply
+	11, // [11:18] is the sub-list for method output_type
+	4,  // [4:11] is the sub-list for method input_type
+	4,  // [4:4] is the sub-list for extension type_name
+	4,  // [4:4] is the sub-list for extension extendee
+	0,  // [0:4] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -798,7 +938,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

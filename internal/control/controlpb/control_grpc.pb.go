@@ -24,6 +24,7 @@ const (
 	Control_Status_FullMethodName  = "/shardwell.control.v1.Control/Status"
 	Control_Refresh_FullMethodName = "/shardwell.control.v1.Control/Refresh"
 	Control_List_FullMethodName    = "/shardwell.control.v1.Control/List"
+	Control_Read_FullMethodName    = "/shardwell.control.v1.Control/Read"
 	Control_Version_FullMethodName = "/shardwell.control.v1.Control/Version"
 )
 
@@ -39,6 +40,7 @@ type ControlClient interface {
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error)
 	Refresh(ctx context.Context, in *RefreshRequest, opts ...grpc.CallOption) (*RefreshReply, error)
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListReply], error)
+	Read(ctx context.Context, in *ReadRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadReply], error)
 	Version(ctx context.Context, in *VersionRequest, opts ...grpc.CallOption) (*VersionReply, error)
 }
 
@@ -109,6 +111,25 @@ func (c *controlClient) List(ctx context.Context, in *ListRequest, opts ...grpc.
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Control_ListClient = grpc.ServerStreamingClient[ListReply]
 
+func (c *controlClient) Read(ctx context.Context, in *ReadRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadReply], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[1], Control_Read_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ReadRequest, ReadReply]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_ReadClient = grpc.ServerStreamingClient[ReadReply]
+
 func (c *controlClient) Version(ctx context.Context, in *VersionRequest, opts ...grpc.CallOption) (*VersionReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(VersionReply)
@@ -131,6 +152,7 @@ type ControlServer interface {
 	Status(context.Context, *StatusRequest) (*StatusReply, error)
 	Refresh(context.Context, *RefreshRequest) (*RefreshReply, error)
 	List(*ListRequest, grpc.ServerStreamingServer[ListReply]) error
+	Read(*ReadRequest, grpc.ServerStreamingServer[ReadReply]) error
 	Version(context.Context, *VersionRequest) (*VersionReply, error)
 	mustEmbedUnimplementedControlServer()
 }
@@ -156,6 +178,9 @@ func (UnimplementedControlServer) Refresh(context.Context, *RefreshRequest) (*Re
 }
 func (UnimplementedControlServer) List(*ListRequest, grpc.ServerStreamingServer[ListReply]) error {
 	return status.Error(codes.Unimplemented, "method List not implemented")
+}
+func (UnimplementedControlServer) Read(*ReadRequest, grpc.ServerStreamingServer[ReadReply]) error {
+	return status.Error(codes.Unimplemented, "method Read not implemented")
 }
 func (UnimplementedControlServer) Version(context.Context, *VersionRequest) (*VersionReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Version not implemented")
@@ -264,6 +289,17 @@ func _Control_List_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Control_ListServer = grpc.ServerStreamingServer[ListReply]
 
+func _Control_Read_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ReadRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControlServer).Read(m, &grpc.GenericServerStream[ReadRequest, ReadReply]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_ReadServer = grpc.ServerStreamingServer[ReadReply]
+
 func _Control_Version_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(VersionRequest)
 	if err := dec(in); err != nil {
@@ -314,6 +350,11 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "List",
 			Handler:       _Control_List_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Read",
+			Handler:       _Control_Read_Handler,
 			ServerStreams: true,
 		},
 	},
