@@ -142,6 +142,8 @@ type Cache struct {
 	cancel context.CancelCauseFunc
 	calls  sync.WaitGroup
 
+	traffic trafficTable
+
 	waiters sync.Pool // of *waiter; not global, since their channels belong to one synctest bubble
 
 	mu      sync.Mutex
@@ -202,6 +204,7 @@ func (c *Cache) Open(obj chunk.Object) (*File, error) {
 		return nil, fmt.Errorf("open %s: %w", obj.URI(), err)
 	}
 	o.files.Add(1)
+	o.traffic.open.Add(1)
 	return &File{c: c, obj: o}, nil
 }
 

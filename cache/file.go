@@ -188,6 +188,7 @@ func (f *File) CachedBytes() int64 {
 func (f *File) Close() {
 	if !f.closed.Swap(true) {
 		f.obj.files.Add(-1)
+		f.obj.traffic.open.Add(-1)
 		f.obj.release()
 	}
 }

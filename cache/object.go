@@ -16,6 +16,8 @@ type object struct {
 
 	refs int // under Cache.mu
 
+	traffic *traffic
+
 	opened sync.Once
 	tier   TierFile // nil without a disk; set once, before acquire returns
 
@@ -48,7 +50,7 @@ func (c *Cache) acquire(obj chunk.Object, id chunk.ObjectID) (*object, error) {
 	}
 	o := c.objects[id]
 	if o == nil {
-		o = &object{Object: obj, id: id, c: c, flights: make(map[uint32]*flight)}
+		o = &object{Object: obj, id: id, c: c, traffic: c.traffic.of(obj, id), flights: make(map[uint32]*flight)}
 		o.refused.Store(c.refused.Load()) // what holds for others will hold for it
 		c.objects[id] = o
 		c.stats.OpenObjects.Add(1)
@@ -131,6 +133,10 @@ func (o *object) streams() bool { return o.tier == nil || o.refused.Load() }
 // is here already, by another call, stays what it is.
 func (o *object) arrive(b chunk.Block, from Source) {
 	o.c.stats.FetchedBytes[from].Add(int64(len(b.Data)))
+	o.traffic.received.Add(int64(len(b.Data)))
+	if from == FromOrigin {
+		o.traffic.fromOrigin.Add(int64(len(b.Data)))
+	}
 	if !o.isLocal(b.Index) {
 		o.unread.add(b.Index, o.c.cfg.Geometry.Blocks(o.Size), len(b.Data), from)
 	}
@@ -150,6 +156,8 @@ func (o *object) store(b chunk.Block) bool {
 		}
 		return false
 	}
+	o.traffic.here.Store(o.tier.CachedBytes())
+	o.traffic.touch()
 	return o.onDisk(b.Index)
 }
 

@@ -103,6 +103,8 @@ func (o *object) served(off int64, n int, tier Source) {
 // lent counts a piece that a peer got.
 func (c *Cache) lent(obj *object, req chunk.Request, p chunk.Piece, from Source) {
 	c.stats.LentBytes[from].Add(int64(p.Len))
+	obj.traffic.sent.Add(int64(p.Len))
+	obj.traffic.touch()
 	if c.cfg.Trace != nil {
 		c.cfg.Trace(Event{Op: "lend", Peer: req.From, Key: obj.Key, Block: p.Index, Bytes: p.Len, Source: from})
 	}

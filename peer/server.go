@@ -80,7 +80,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	if m, ok := cfg.Members.Lookup(cfg.Self); ok {
 		cfg.Plan.Zone, cfg.Plan.Rack = m.Zone, m.Rack
 	}
-	return &Server{cfg: cfg, gate: &gate{geometry: cfg.Geometry, members: cfg.Members, stats: cfg.Stats, lender: cfg.Lender,
+	return &Server{cfg: cfg, gate: &gate{geometry: cfg.Geometry, members: cfg.Members, stats: cfg.Stats, lender: cfg.Lender, log: cfg.Logger,
 		plan: broadcast.New(cfg.Plan)}}, nil
 }
 
@@ -165,6 +165,7 @@ type gate struct {
 	members  Members
 	stats    *Stats
 	lender   chunk.Lender
+	log      *slog.Logger
 
 	mu   sync.Mutex
 	plan *broadcast.Plan // guarded by mu
@@ -206,6 +207,7 @@ func (g *gate) Admit(ctx context.Context, req transfer.Request) transfer.Verdict
 	defer g.mu.Unlock()
 	for {
 		d := g.plan.Ask(time.Now(), ask)
+		g.log.Debug("broadcast", "object", req.Object.URI(), "blocks", req.Span, "peer", req.From, "failed", req.Failed, "near", req.Near, "to", d.Redirect)
 		if d.Redirect == "" {
 			break
 		}

@@ -159,7 +159,7 @@ func (x *broadcaster) run(readers []int, during fault) (k cast, err error) {
 	}
 	k.T, err = atOnce(len(readers), func(i int) error {
 		d, err := readFile(paths[readers[i]], x.size)
-		if err != nil && !x.c.Nodes[readers[i]].Running() {
+		if err != nil && x.killed(readers[i]) {
 			return nil
 		}
 		k.Each[i] = d
@@ -273,4 +273,14 @@ func (x *broadcaster) trace() (stop func()) {
 		}
 	})
 	return func() { close(done); wg.Wait() }
+}
+
+// killed reports whether a node has ended, which its reader may learn before we do.
+func (x *broadcaster) killed(node int) bool {
+	select {
+	case <-x.c.Nodes[node].Proc.Done():
+		return true
+	case <-time.After(5 * time.Second):
+		return false
+	}
 }

@@ -54,8 +54,8 @@ func (n *Node) status(ctx context.Context) (_ control.Status, err error) {
 			}
 		}
 	}
-	if len(mounts) > 0 {
-		if st.Datasets, err = n.datasets(ctx, mounts); err != nil {
+	if len(mounts) > 0 || len(n.roles()) > 0 {
+		if err = n.together(ctx, mounts, &st); err != nil {
 			return st, err
 		}
 	}
@@ -73,11 +73,12 @@ func stateOf(m member.Member) string {
 	return m.State.String()
 }
 
-// datasets describes what is mounted here: sizes as listed, bytes as held by all members.
-func (n *Node) datasets(ctx context.Context, mounts []*mount) ([]control.Dataset, error) {
+// together describes what takes all members to tell: datasets that are mounted here,
+// sizes as listed, bytes as held by all, and broadcasts.
+func (n *Node) together(ctx context.Context, mounts []*mount, st *control.Status) error {
 	here, err := n.shares(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	ask, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
@@ -86,6 +87,7 @@ func (n *Node) datasets(ctx context.Context, mounts []*mount) ([]control.Dataset
 		n.log.Warn("status: some members did not answer", "error", oneLine(err))
 	}
 	all := append([]share(nil), here...)
+	casts := [][]role{n.roles()}
 	for id, doc := range answers {
 		var r report
 		if err := json.Unmarshal(doc, &r); err != nil {
@@ -93,7 +95,15 @@ func (n *Node) datasets(ctx context.Context, mounts []*mount) ([]control.Dataset
 			continue
 		}
 		all = append(all, r.Shares...)
+		casts = append(casts, r.Casts)
 	}
+	st.Broadcasts = broadcasts(casts)
+	st.Datasets = datasets(mounts, here, all)
+	return nil
+}
+
+// datasets sums up what is mounted, by what this node and all nodes hold.
+func datasets(mounts []*mount, here, all []share) []control.Dataset {
 	type dataset struct {
 		bucket objstore.Bucket
 		prefix string
@@ -113,7 +123,7 @@ func (n *Node) datasets(ctx context.Context, mounts []*mount) ([]control.Dataset
 		d := &list[i]
 		d.Objects, d.Bytes = max(d.Objects, objects), max(d.Bytes, bytes)
 	}
-	return list, nil
+	return list
 }
 
 // bytes adds up where readers of this node got their bytes.

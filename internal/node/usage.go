@@ -124,6 +124,7 @@ func (n *Node) ownedBytes(e disk.Entry, local int64) int64 {
 // report is what a member tells the others of itself.
 type report struct {
 	Shares []share `json:"shares"`
+	Casts  []role  `json:"casts"`
 }
 
 // statusHere is this node's answer to the status question of others.
@@ -132,5 +133,5 @@ func (n *Node) statusHere(ctx context.Context) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return json.Marshal(report{Shares: shares})
+	return json.Marshal(report{Shares: shares, Casts: n.roles()})
 }
