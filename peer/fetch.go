@@ -35,7 +35,16 @@ func (p *Peers) Fetch(ctx context.Context, req chunk.Request, deliver chunk.Deli
 	}
 	key := p.cfg.Ring.KeyOfBlocks(req.Object, req.ID, req.Span)
 	if req.Hops < chunk.MaxHops {
-		if done, err := w.candidates(ctx, p.cfg.Ring.Owners(key, nil)); done {
+		ids := p.cfg.Ring.Owners(key, nil)
+		if len(ids) > 0 && ids[0] != p.cfg.Self {
+			switch first := p.representative(req, ids[0]); {
+			case first == p.cfg.Self:
+				w.req.Fill = false // the owner need not put racks in order as it does nodes
+			case first != "" && req.Hops == 0:
+				ids = append([]string{first}, slices.DeleteFunc(ids, func(id string) bool { return id == first })...)
+			}
+		}
+		if done, err := w.candidates(ctx, ids); done {
 			return unwrapDeliver(err)
 		}
 	}

@@ -60,6 +60,13 @@ type Members interface {
 	All() []Member
 }
 
+// Racks is Members that knows who stands together.
+type Racks interface {
+	// Rack returns the ring ids of the members in the rack of m, m included, or none
+	// when racks are not known. The slice is shared: do not change it.
+	Rack(m Member) []string
+}
+
 // Config is what [New] needs. Zero durations and counts mean the defaults.
 type Config struct {
 	Self     string // ring id of this node

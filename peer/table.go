@@ -53,15 +53,21 @@ type Directory struct {
 }
 
 type directoryState struct {
-	all  []Member
-	byID map[string]Member
+	all   []Member
+	byID  map[string]Member
+	racks map[string][]string // ring ids
 }
 
 // Set makes members those of now. The slice is not kept.
 func (d *Directory) Set(members []Member) {
 	s := &directoryState{all: append([]Member(nil), members...), byID: make(map[string]Member, len(members))}
+	s.racks = make(map[string][]string)
 	for _, m := range members {
 		s.byID[m.ID] = m
+		if m.Rack != "" {
+			rack := m.Zone + "/" + m.Rack
+			s.racks[rack] = append(s.racks[rack], m.ID)
+		}
 	}
 	d.now.Store(s)
 }
@@ -83,6 +89,15 @@ func (d *Directory) All() []Member {
 		return nil
 	}
 	return s.all
+}
+
+// Rack implements Racks.
+func (d *Directory) Rack(m Member) []string {
+	s := d.now.Load()
+	if s == nil || m.Rack == "" {
+		return nil
+	}
+	return s.racks[m.Zone+"/"+m.Rack]
 }
 
 // Reachable returns those of a group's members that can be asked: who is restarting or

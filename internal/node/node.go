@@ -117,7 +117,7 @@ func (n *Node) joinLayers() (err error) {
 		Arena:      n.arena,
 		Peers:      n.cluster.peers,
 		Origin:     &cache.OriginFetcher{Geometry: n.geometry, Origins: n.origins, Arena: n.arena},
-		Owned:      n.cluster.peers.Owned,
+		Owned:      func(r chunk.Request) bool { return n.cluster.peers.Owned(r) || n.cluster.peers.Represents(r) },
 		ReadBudget: time.Duration(n.cfg.OriginTimeout),
 		MaxFetches: n.maxFetches(),
 		Logger:     n.log,
