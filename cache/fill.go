@@ -22,8 +22,13 @@ type fill struct {
 	seen    []bool // by chunk: taken by a worker, or found complete
 	left    int    // not seen
 	workers int
+	most    int // workers now: one more with each chunk that came, up to the window
 	stopped bool
 }
+
+// firstWorkers is how many chunks a fill begins with. The fewer streams share a link, the
+// sooner the first blocks reach the last of those who pass them on.
+const firstWorkers = 2
 
 // fillPause is how long a worker waits after a chunk could not be had.
 const fillPause = time.Second
@@ -46,15 +51,15 @@ func (f *File) Fill(off int64) bool {
 		if o.filled {
 			return false
 		}
-		o.fill = &fill{o: o, next: at, seen: make([]bool, chunks), left: int(chunks)}
+		o.fill = &fill{o: o, most: min(firstWorkers, c.cfg.FillChunks), next: at, seen: make([]bool, chunks), left: int(chunks)}
 		c.stats.Fills.Add(1)
 	}
-	return o.fill.run(at, c.cfg.FillChunks)
+	return o.fill.run(at)
 }
 
 // run makes sure that workers are at it, and that they come to the reader's chunk
 // before what lies behind it.
-func (f *fill) run(at uint32, window int) bool {
+func (f *fill) run(at uint32) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.stopped {
@@ -63,7 +68,12 @@ func (f *fill) run(at uint32, window int) bool {
 	if !f.seen[at] {
 		f.next = at
 	}
-	for f.workers < min(window, f.left) {
+	return f.staff()
+}
+
+// staff starts workers up to their number. Callers hold mu.
+func (f *fill) staff() bool {
+	for f.workers < min(f.most, f.left) {
 		if !f.o.c.begin() {
 			return false
 		}
@@ -72,6 +82,16 @@ func (f *fill) run(at uint32, window int) bool {
 		go f.work()
 	}
 	return true
+}
+
+// came widens the window after a chunk.
+func (f *fill) came() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.most = min(f.most+1, f.o.c.cfg.FillChunks)
+	if !f.stopped {
+		f.staff()
+	}
 }
 
 // work takes chunk after chunk.
@@ -87,6 +107,7 @@ func (f *fill) work() {
 		err := o.fillChunk(o.c.ctx, index)
 		switch {
 		case err == nil:
+			f.came()
 		case objstore.Final(err) || o.c.ctx.Err() != nil:
 			f.stop()
 		default:

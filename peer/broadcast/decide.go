@@ -49,7 +49,7 @@ func (p *Plan) fills(k *cast, member, zone, rack string, now time.Time) {
 			return
 		}
 		f = &filler{place: placeOf(member)}
-		k.members[member] = f
+		k.add(member, f)
 	}
 	f.zone, f.rack, f.last = zone, rack, now
 }
@@ -93,7 +93,7 @@ func (p *Plan) Leave(member string) {
 		s.forget(member)
 	}
 	for _, k := range p.casts {
-		delete(k.members, member)
+		k.remove(member)
 	}
 	delete(p.blamed, member)
 }
@@ -186,7 +186,7 @@ func (p *Plan) noteFailures(now time.Time, s *state, req Request) {
 		return
 	}
 	for _, id := range req.Failed {
-		delete(p.casts[req.Chunk.Object].members, id) // until it asks again
+		p.casts[req.Chunk.Object].remove(id) // until it asks again
 		if h := p.remember(s, id, now); h != nil {
 			h.failed = now
 		}
@@ -310,11 +310,12 @@ func (p *Plan) choose(now time.Time, s *state, req Request) *holder {
 		return best.h
 	}
 	id := ""
-	for other, f := range p.casts[req.Chunk.Object].members {
+	k := p.casts[req.Chunk.Object]
+	for other, f := range k.members {
 		if s.members[other] != nil || other == req.Member || now.Sub(f.last) >= p.cfg.FillFor || p.isBlamed(other, now) || slices.Contains(req.Failed, other) {
 			continue
 		}
-		c := candidate{h: &expected, room: true, distance: at - f.place,
+		c := candidate{h: &expected, room: true, distance: at - f.place, cost: k.rank(p.place, f.place) / p.cfg.MaxChain,
 			inRack: req.Rack != "" && f.rack == req.Rack, inZone: req.Zone != "" && f.zone == req.Zone}
 		if c.before(best) {
 			best, id = c, other
@@ -338,6 +339,7 @@ func (p *Plan) expect(now time.Time, s *state, req Request, id string) *holder {
 	}
 	f := p.casts[req.Chunk.Object].members[id]
 	h.expected, h.span, h.zone, h.rack = true, req.Span, f.zone, f.rack
+	h.depth = 1 + p.casts[req.Chunk.Object].rank(p.place, f.place)
 	return h
 }
 

@@ -18,6 +18,7 @@ package broadcast
 
 import (
 	"container/list"
+	"slices"
 	"time"
 
 	"github.com/shardwell/shardwell/internal/chunk"
@@ -36,7 +37,7 @@ type Config struct {
 	// it names, are under way at once, default 3.
 	MaxSends int
 	// MaxChain is how many members receive one after the other before a member that is
-	// nearer to the start is given a second receiver, default 24: each hop costs the
+	// nearer to the start is given a second receiver, default 12: each hop costs the
 	// time of one block, and one that breaks holds up those behind it.
 	MaxChain int
 	// Hot is how long a chunk is remembered after it was last asked for, default 2 min.
@@ -66,7 +67,7 @@ func (c *Config) setDefaults() {
 	for _, n := range [...]struct {
 		to  *int
 		def int
-	}{{&c.MaxSends, 3}, {&c.MaxChain, 24}, {&c.MaxChunks, 4096}, {&c.MaxMembers, 1024}} {
+	}{{&c.MaxSends, 3}, {&c.MaxChain, 12}, {&c.MaxChunks, 4096}, {&c.MaxMembers, 1024}} {
 		if *n.to <= 0 {
 			*n.to = n.def
 		}
@@ -132,6 +133,34 @@ type cast struct {
 	chunks  int // of the object that are remembered
 	begun   time.Time
 	members map[string]*filler
+	places  []uint64 // of the members, sorted
+}
+
+// rank is how many of those who fill the object stand between a place in the circle and one behind it.
+func (k *cast) rank(from, to uint64) int {
+	i, _ := slices.BinarySearch(k.places, from)
+	j, _ := slices.BinarySearch(k.places, to)
+	if from <= to {
+		return j - i
+	}
+	return len(k.places) - i + j
+}
+
+func (k *cast) add(member string, f *filler) {
+	k.members[member] = f
+	i, _ := slices.BinarySearch(k.places, f.place)
+	k.places = slices.Insert(k.places, i, f.place)
+}
+
+func (k *cast) remove(member string) {
+	f := k.members[member]
+	if f == nil {
+		return
+	}
+	delete(k.members, member)
+	if i, ok := slices.BinarySearch(k.places, f.place); ok {
+		k.places = slices.Delete(k.places, i, i+1)
+	}
 }
 
 type filler struct {
