@@ -293,11 +293,12 @@ func (s *Session) serveInit(req []byte) bool {
 		return false
 	}
 	s.reply(reply)
-	s.agreed(reply)
+	s.agreed(req, reply)
 	s.raiseReadAhead()
+	dev := s.dev
 	s.polling.Go(func() {
 		defer close(s.ready)
-		s.declinePoll()
+		s.declinePoll(dev)
 	})
 	return true
 }
@@ -306,14 +307,35 @@ func (s *Session) serveInit(req []byte) bool {
 // cannot. Go polls each file that it opens in a call that its scheduler does not know
 // to block: a process that opens a file of its own mount could not stop the world
 // until it is answered, nor answer. (go-fuse knows the name and the remedy.)
-func (s *Session) declinePoll() {
-	fd, err := unix.Open(filepath.Join(s.Dir(), ".go-fuse-epoll-hack"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+func (s *Session) declinePoll(dev int) {
+	err := withoutDevice(dev, func() error {
+		fd, err := unix.Open(filepath.Join(s.Dir(), ".go-fuse-epoll-hack"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		return err
+	})
 	if err != nil {
 		s.log.Debug("file system: poll not declined", "error", err)
-		return
 	}
-	defer unix.Close(fd)
-	_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+}
+
+// withoutDevice runs f, which uses our own mount, on a thread that does not hold the
+// kernel's end of it. A thread that waits for an answer outlives SIGKILL. If it shared
+// the descriptors of the process, they would outlive it too: nobody would ever
+// answer, and the mount would hang for good. The caller's goroutine ends soon after,
+// and the thread with it.
+func withoutDevice(dev int, f func() error) error {
+	runtime.LockOSThread() // for ever
+	if err := unix.Unshare(unix.CLONE_FILES); err != nil {
+		return fmt.Errorf("unshare descriptors: %w", err)
+	}
+	if err := unix.Close(dev); err != nil {
+		return fmt.Errorf("close the copy of the device: %w", err)
+	}
+	return f()
 }
 
 // initReply makes the reply to INIT. Reads may be of 1 MiB, which go-fuse allows
@@ -331,8 +353,9 @@ func (s *Session) initReply(req []byte) ([]byte, error) {
 	return out[:n], nil
 }
 
-// agreed takes note of what the kernel accepted.
-func (s *Session) agreed(reply []byte) {
+// agreed takes note of what the kernel offered and accepted.
+func (s *Session) agreed(req, reply []byte) {
+	s.epochs.Store(len(req) >= initInMinor+4 && binary.NativeEndian.Uint32(req[initInMinor:]) >= epochMinor)
 	flags := uint64(binary.NativeEndian.Uint32(reply[initOutFlags:])) | uint64(binary.NativeEndian.Uint32(reply[initOutFlags2:]))<<32
 	s.passthrough.Store(flags&gofuse.CAP_PASSTHROUGH != 0 && !s.cfg.NoPassthrough)
 }

@@ -41,6 +41,7 @@ type Session struct {
 	ready       chan struct{} // closed when the mount is served
 	ended       chan struct{} // closed when Run is about to return
 	passthrough atomic.Bool
+	epochs      atomic.Bool // the kernel knows NOTIFY_INC_EPOCH
 
 	inflight inflight
 	slots    chan struct{}  // MaxInFlightRequests
@@ -137,6 +138,9 @@ func (c *Config) setDefaults() {
 func (c *Config) identity() string {
 	return c.Bucket.Origin + "\n" + c.Bucket.Name + "\n" + tree.DirPrefix(c.Prefix)
 }
+
+// rules say which keys are shown.
+func (c *Config) rules() tree.Rules { return tree.Rules{UTF8: c.UTF8Keys} }
 
 func (c *Config) protocolOptions(log *slog.Logger) *gofuse.MountOptions {
 	o := &gofuse.MountOptions{
