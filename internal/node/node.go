@@ -118,6 +118,7 @@ func (n *Node) joinLayers() (err error) {
 		Peers:      n.cluster.peers,
 		Origin:     &cache.OriginFetcher{Geometry: n.geometry, Origins: n.origins, Arena: n.arena},
 		Owned:      n.cluster.peers.Owned,
+		Keeps:      n.cluster.ring.keeps,
 		ReadBudget: time.Duration(n.cfg.OriginTimeout),
 		MaxFetches: n.maxFetches(),
 		Logger:     n.log,
