@@ -30,6 +30,7 @@ import (
 	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/internal/config"
 	"github.com/shardwell/shardwell/internal/control"
+	"github.com/shardwell/shardwell/peer"
 )
 
 // Version is the version of the program; the linker sets it.
@@ -115,7 +116,7 @@ func (n *Node) joinLayers() (err error) {
 		Geometry:   n.geometry,
 		Disk:       n.disks.tier(),
 		Arena:      n.arena,
-		Peers:      n.cluster.peers,
+		Peers:      peer.NewTurns(n.cluster.peers, peer.DefaultMaxStreams),
 		Origin:     &cache.OriginFetcher{Geometry: n.geometry, Origins: n.origins, Arena: n.arena},
 		Owned:      n.cluster.peers.Owned,
 		Keeps:      n.cluster.ring.keeps,
