@@ -43,7 +43,7 @@ type fakeOrigin struct {
 	heads, lists atomic.Int64
 	opens        atomic.Int64
 	openFiles    atomic.Int64
-	stuck        chan struct{} // reads of keys that begin with "stuck" wait for it
+	stuck        chan struct{} // reads of keys that begin with "stuck", and HEADs of "stuck-name", wait for it
 	waiting      atomic.Int64
 	prefetched   sync.Map // key → furthest offset
 }
@@ -96,6 +96,11 @@ func (o *fakeOrigin) Head(ctx context.Context, q objstore.Query, key string) (ob
 	if o.answered != nil {
 		defer o.answered(key) // runs after the unlock
 	}
+	if key == "stuck-name" {
+		if err := o.waitStuck(ctx); err != nil {
+			return objstore.Info{}, 0, err
+		}
+	}
 	o.heads.Add(1)
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -110,6 +115,17 @@ func (o *fakeOrigin) Head(ctx context.Context, q objstore.Query, key string) (ob
 		return objstore.Info{}, 0, fmt.Errorf("head %q: %w", key, objstore.ErrNotExist)
 	}
 	return obj.info, o.answerAge(q), nil
+}
+
+func (o *fakeOrigin) waitStuck(ctx context.Context) error {
+	o.waiting.Add(1)
+	defer o.waiting.Add(-1)
+	select {
+	case <-o.stuck:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // oldFor returns who answers a question with what was once, nil for o itself.
@@ -230,12 +246,8 @@ func (f *fakeFile) ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 
 func (f *fakeFile) ReadLate(ctx context.Context, off int64, n int, take func() ([]byte, error)) (int, error) {
 	if strings.HasPrefix(f.obj.Key, "stuck") {
-		f.o.waiting.Add(1)
-		defer f.o.waiting.Add(-1)
-		select {
-		case <-f.o.stuck:
-		case <-ctx.Done():
-			return 0, ctx.Err()
+		if err := f.o.waitStuck(ctx); err != nil {
+			return 0, err
 		}
 	}
 	f.o.mu.Lock()

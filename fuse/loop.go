@@ -10,6 +10,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -29,17 +30,20 @@ const (
 // inflight are the requests being served, so that INTERRUPT finds them. A request is
 // entered by the reading thread, before the next one is read.
 type inflight struct {
-	mu  sync.Mutex
-	all map[uint64]*request // by unique without bit 63
+	mu    sync.Mutex
+	all   map[uint64]*request // by unique without bit 63
+	fresh []*request          // reported as interrupted, not looked at yet; at most once each
+	news  chan struct{}       // fresh has grown
 }
 
 // request is one request on its way.
 type request struct {
-	ctx    context.Context
-	cancel context.CancelFunc
-	bytes  []byte
-	began  time.Time
-	answer *found // of a LOOKUP that the reading thread serves itself
+	ctx      context.Context
+	cancel   context.CancelFunc // nil when the reading thread serves it itself
+	bytes    []byte
+	began    time.Time
+	answer   *found       // of a LOOKUP that the reading thread serves itself
+	reported atomic.Int64 // when the kernel said that the caller is interrupted, in ns since 1970; 0 = it did not
 }
 
 func (f *inflight) add(key uint64, r *request) {
@@ -66,15 +70,6 @@ func (f *inflight) get(unique uint64) *request {
 }
 
 func (f *inflight) context(unique uint64) context.Context { return f.get(unique).ctx }
-
-// interrupt ends the context of a request. One that is not there was answered.
-func (f *inflight) interrupt(unique uint64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if r := f.all[unique&^uniqueResent]; r != nil && r.cancel != nil {
-		r.cancel()
-	}
-}
 
 // readRequests takes requests off the kernel's queue until the mount is gone (nil),
 // stop is signalled (nil) or the device fails. It is the only reader.
@@ -135,7 +130,7 @@ func (s *Session) dispatch(ctx context.Context, req []byte) bool {
 	case opInterrupt:
 		if len(req) >= inHeaderBytes+8 {
 			s.stats.Interrupts.Add(1)
-			s.inflight.interrupt(binary.NativeEndian.Uint64(req[inHeaderBytes:]))
+			s.inflight.report(binary.NativeEndian.Uint64(req[inHeaderBytes:]))
 		}
 		return true
 	case opInit:

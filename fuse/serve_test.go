@@ -27,6 +27,10 @@ func TestMain(m *testing.M) {
 		victim(dir)
 		return
 	}
+	if mode, path, ok := strings.Cut(os.Getenv("SHARDWELL_TEST_CALLER"), ":"); ok {
+		caller(mode, path)
+		return
+	}
 	if path := os.Getenv("SHARDWELL_TEST_MAP"); path != "" {
 		if err := mapFile(path); err != nil {
 			fmt.Println(err)

@@ -82,7 +82,7 @@ func New(cfg Config) (*Session, error) {
 		slots:   make(chan struct{}, MaxInFlightRequests),
 		notices: make(chan notice, maxNotices),
 	}
-	s.inflight.all = make(map[uint64]*request)
+	s.inflight.all, s.inflight.news = make(map[uint64]*request), make(chan struct{}, 1)
 	s.opens.init()
 	s.dirs.all = make(map[*snapshot.Dir]*directory)
 	var err error
@@ -238,11 +238,8 @@ func (s *Session) Run(ctx context.Context) error {
 	runCtx, cancel := context.WithCancel(ctx)
 	s.runCtx = runCtx
 	stop := context.AfterFunc(runCtx, func() { _ = s.signalStop() })
-	s.serving.Add(1)
-	go func() {
-		defer s.serving.Done()
-		s.sendNotices(runCtx)
-	}()
+	s.serving.Go(func() { s.sendNotices(runCtx) })
+	s.serving.Go(func() { s.watchCallers(runCtx) })
 	err := s.readRequests(runCtx)
 	cancel()
 	stop()
