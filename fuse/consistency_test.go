@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -392,6 +393,7 @@ func TestErrors(t *testing.T) {
 		{io.ErrUnexpectedEOF, syscall.EIO},
 		{fmt.Errorf("dial: %w", syscall.ECONNREFUSED), syscall.EIO},
 		{fmt.Errorf("head: %w", objstore.ErrNoBucket), syscall.ENOENT},
+		{fmt.Errorf("no answer of S3: %w", objstore.ErrInvalid), syscall.EIO},
 	} {
 		set(c.err)
 		if _, err := os.Open(m.path("d/f")); !errors.Is(err, c.want) {
@@ -408,6 +410,23 @@ func TestErrors(t *testing.T) {
 		if got := content(t, m.path("d/f")); got != "x" {
 			t.Errorf("after %v: %q", c.err, got)
 		}
+	}
+}
+
+// A key that the origin refuses for its length is not there; that is no failure of the origin.
+func TestKeyTooLongForOrigin(t *testing.T) {
+	o := newOrigin()
+	deep := strings.Repeat(strings.Repeat("d", 250)+"/", 5)
+	o.put(deep+"f", nil)
+	m := mount(t, o, nil)
+	if _, err := os.Stat(m.path(deep + "f")); err != nil {
+		t.Fatal(err)
+	}
+	o.mu.Lock()
+	o.headErr, o.listErr = objstore.ErrInvalid, objstore.ErrInvalid
+	o.mu.Unlock()
+	if _, err := os.Stat(m.path(deep + "none")); !errors.Is(err, syscall.ENOENT) {
+		t.Errorf("stat: %v", err)
 	}
 }
 

@@ -12,6 +12,9 @@ import (
 	"github.com/shardwell/shardwell/objstore"
 )
 
+// longKeyBytes is the longest key of S3; other origins may have longer ones.
+const longKeyBytes = 1024
+
 // found is the answer to a look-up.
 type found struct {
 	dir    *snapshot.Dir
@@ -84,6 +87,9 @@ func (s *Session) ask(ctx context.Context, d *snapshot.Dir, name string, maxAge 
 		at = began // as was asked for; ages are rounded up on their way
 	}
 	e, ok, shadowed, err := tree.Resolve(name, a)
+	if errors.Is(err, objstore.ErrInvalid) && len(key) > longKeyBytes {
+		err = nil // refused for its length, as is the listing below it: there is none
+	}
 	if err != nil {
 		return found{}, err
 	}

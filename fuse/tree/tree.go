@@ -132,7 +132,8 @@ type Answers struct {
 // Resolve comes to the entry of name from the answers. It returns false without
 // an error when there is none, and shadowed when a file hides behind a directory.
 func Resolve(name string, a Answers) (e Entry, found, shadowed bool, err error) {
-	missing := errors.Is(a.HeadErr, objstore.ErrNotExist)
+	// An origin that lists, but cannot be asked for the key, has none of that name.
+	missing := errors.Is(a.HeadErr, objstore.ErrNotExist) || errors.Is(a.HeadErr, objstore.ErrInvalid) && a.ListErr == nil
 	switch {
 	case a.ListErr == nil && len(a.Below.Objects)+len(a.Below.Prefixes) > 0:
 		e = Entry{Name: name, Kind: Dir}

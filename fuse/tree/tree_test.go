@@ -47,6 +47,7 @@ func TestDirPrefix(t *testing.T) {
 func TestResolve(t *testing.T) {
 	missing := fmt.Errorf("head: %w", objstore.ErrNotExist)
 	denied := fmt.Errorf("denied: %w", objstore.ErrPermission)
+	refused := fmt.Errorf("head: %w", objstore.ErrInvalid)
 	broken := errors.New("connection reset")
 	file := objstore.Info{Key: "p/n", Size: 5, ETag: "e"}
 	below := objstore.Page{Objects: []objstore.Info{{Key: "p/n/x"}}}
@@ -64,6 +65,8 @@ func TestResolve(t *testing.T) {
 		"no right at all":        {Answers{HeadErr: denied, ListErr: denied}, 0, false, objstore.ErrPermission},
 		"none, no right to list": {Answers{HeadErr: missing, ListErr: denied}, 0, false, objstore.ErrPermission},
 		"file, listing broken":   {Answers{Head: file, ListErr: broken}, 0, false, broken},
+		"head refused":           {Answers{HeadErr: refused}, 0, false, nil},
+		"all refused":            {Answers{HeadErr: refused, ListErr: refused}, 0, false, objstore.ErrInvalid},
 		"head broken":            {Answers{HeadErr: broken}, 0, false, broken},
 		"head denied, directory": {Answers{HeadErr: denied, Below: below}, Dir, false, nil},
 	} {
