@@ -52,7 +52,7 @@ const (
 	DefaultFillChunks    = 6
 )
 
-// Config is what a [Cache] stands on. Peers, Disk and Owned may be nil.
+// Config is what a [Cache] stands on. Peers, Disk, Owned and Keeps may be nil.
 type Config struct {
 	Geometry chunk.Geometry
 	Disk     Tier       // nil: blocks are kept in memory only
@@ -63,6 +63,11 @@ type Config struct {
 	// Owned reports whether this node is the owner of the request's span. An
 	// owner's flight asks peers only for what they hold, so any peer may wait for it.
 	Owned func(chunk.Request) bool
+
+	// Keeps reports whether this node owns a part of an object. Then the tier keeps
+	// the object as one of its own: it drops objects whole, and with one that is owned chunk by
+	// chunk it would drop what nobody else is to have. nil: Owned of the first chunk.
+	Keeps func(chunk.Object, chunk.ObjectID) bool
 
 	// MemoryBlocks is how many buffers of the arena may hold blocks for later
 	// readers; the rest is for blocks in transit, at least one. Default and
@@ -120,6 +125,11 @@ func (c *Config) setDefaults() {
 	}
 	if c.Owned == nil {
 		c.Owned = func(chunk.Request) bool { return c.Peers == nil }
+	}
+	if c.Keeps == nil {
+		c.Keeps = func(obj chunk.Object, id chunk.ObjectID) bool {
+			return c.Owned(chunk.Request{Object: obj, ID: id, Span: c.Geometry.ChunkSpan(obj.Size, 0)})
+		}
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

@@ -65,9 +65,7 @@ func (o *object) openTier() {
 	if o.c.cfg.Disk == nil {
 		return
 	}
-	span := o.c.cfg.Geometry.ChunkSpan(o.Size, 0)
-	owned := o.c.cfg.Owned(chunk.Request{Object: o.Object, ID: o.id, Span: span})
-	f, err := o.c.cfg.Disk.Acquire(o.Object, o.id, owned)
+	f, err := o.c.cfg.Disk.Acquire(o.Object, o.id, o.c.cfg.Keeps(o.Object, o.id))
 	if err != nil {
 		o.c.stats.DiskErrors.Add(1)
 		o.c.cfg.Logger.Warn("disk tier does without an object", "op", "acquire", "object", o.URI(), "error", err)

@@ -96,6 +96,7 @@ func TestOriginBodyStalls(t *testing.T) {
 }
 
 // Answers that are not what was asked for are found, asked for again, and never cached.
+// SEMANTICS B6: An answer of the origin that is too short, too long, of another range or of another version is never cached and never shown.
 func TestOriginLies(t *testing.T) {
 	for _, lie := range []origin.Lie{origin.LieShort, origin.LieLong, origin.LieRange, origin.LieWhole, origin.LieBadRange} {
 		t.Run(string(lie), func(t *testing.T) {

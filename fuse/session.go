@@ -41,6 +41,7 @@ type Session struct {
 	ready       chan struct{} // closed when the mount is served
 	ended       chan struct{} // closed when Run is about to return
 	passthrough atomic.Bool
+	epochs      atomic.Bool // the kernel knows NOTIFY_INC_EPOCH
 
 	inflight inflight
 	slots    chan struct{}  // MaxInFlightRequests
@@ -81,7 +82,7 @@ func New(cfg Config) (*Session, error) {
 		slots:   make(chan struct{}, MaxInFlightRequests),
 		notices: make(chan notice, maxNotices),
 	}
-	s.inflight.all = make(map[uint64]*request)
+	s.inflight.all, s.inflight.news = make(map[uint64]*request), make(chan struct{}, 1)
 	s.opens.init()
 	s.dirs.all = make(map[*snapshot.Dir]*directory)
 	var err error
@@ -137,6 +138,9 @@ func (c *Config) setDefaults() {
 func (c *Config) identity() string {
 	return c.Bucket.Origin + "\n" + c.Bucket.Name + "\n" + tree.DirPrefix(c.Prefix)
 }
+
+// rules say which keys are shown.
+func (c *Config) rules() tree.Rules { return tree.Rules{UTF8: c.UTF8Keys} }
 
 func (c *Config) protocolOptions(log *slog.Logger) *gofuse.MountOptions {
 	o := &gofuse.MountOptions{
@@ -234,11 +238,8 @@ func (s *Session) Run(ctx context.Context) error {
 	runCtx, cancel := context.WithCancel(ctx)
 	s.runCtx = runCtx
 	stop := context.AfterFunc(runCtx, func() { _ = s.signalStop() })
-	s.serving.Add(1)
-	go func() {
-		defer s.serving.Done()
-		s.sendNotices(runCtx)
-	}()
+	s.serving.Go(func() { s.sendNotices(runCtx) })
+	s.serving.Go(func() { s.watchCallers(runCtx) })
 	err := s.readRequests(runCtx)
 	cancel()
 	stop()

@@ -259,7 +259,7 @@ func (n *Node) open(ctx context.Context, m *mount, dir string) (err error) {
 func (n *Node) prepare(ctx context.Context, m *mount, dir, state string) (err error) {
 	cfg := m.options
 	m.session, err = fuse.New(fuse.Config{
-		Bucket: m.bucket, Prefix: m.named, URI: m.uri,
+		Bucket: m.bucket, Prefix: m.named, URI: m.uri, UTF8Keys: m.bucket.Name != "", // a directory has any
 		Names: n.names, Data: data{n.cache}, StateDir: state, Consistency: consistency(cfg.Consistency),
 		UID: uint32(cfg.UID), GID: uint32(cfg.GID), FileMode: fs.FileMode(cfg.FileMode), DirMode: fs.FileMode(cfg.DirMode),
 		AllowOther: cfg.AllowOther, NoPassthrough: cfg.VerifyReads == "always",

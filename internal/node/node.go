@@ -30,6 +30,7 @@ import (
 	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/internal/config"
 	"github.com/shardwell/shardwell/internal/control"
+	"github.com/shardwell/shardwell/peer"
 )
 
 // Version is the version of the program; the linker sets it.
@@ -115,9 +116,10 @@ func (n *Node) joinLayers() (err error) {
 		Geometry:   n.geometry,
 		Disk:       n.disks.tier(),
 		Arena:      n.arena,
-		Peers:      n.cluster.peers,
+		Peers:      peer.NewTurns(n.cluster.peers, peer.DefaultMaxStreams),
 		Origin:     &cache.OriginFetcher{Geometry: n.geometry, Origins: n.origins, Arena: n.arena},
 		Owned:      func(r chunk.Request) bool { return n.cluster.peers.Owned(r) || n.cluster.peers.Represents(r) },
+		Keeps:      n.cluster.ring.keeps,
 		ReadBudget: time.Duration(n.cfg.OriginTimeout),
 		MaxFetches: n.maxFetches(),
 		Logger:     n.log,

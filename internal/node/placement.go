@@ -23,16 +23,18 @@ const joinWindow = 30 * time.Second
 // an owner while that one was away, and for who owned what before this node came.
 type placement struct {
 	peer.Ring
-	self    string
-	grace   time.Duration
-	history *ring.History
-	changed atomic.Int64 // when the members changed last, Unix nanoseconds
-	met     time.Time    // when there were other members first; of update alone
+	self       string
+	geometry   chunk.Geometry
+	placeWhole int64
+	grace      time.Duration
+	history    *ring.History
+	changed    atomic.Int64 // when the members changed last, Unix nanoseconds
+	met        time.Time    // when there were other members first; of update alone
 }
 
 func newPlacement(self string, g chunk.Geometry, placeWhole int64, grace time.Duration) *placement {
 	h := ring.NewHistory(0)
-	return &placement{Ring: peer.RingOf(h, g, placeWhole), self: self, grace: grace, history: h}
+	return &placement{Ring: peer.RingOf(h, g, placeWhole), self: self, geometry: g, placeWhole: placeWhole, grace: grace, history: h}
 }
 
 // update makes the table of the members. It is called by one goroutine at a time.
@@ -87,4 +89,25 @@ func (p *placement) EarlierOwners(key peer.Key, buf []string) []string {
 		}
 	}
 	return buf
+}
+
+// keeps reports whether this node owns an object or a chunk of it, or acts for an owner that
+// restarts. As a disk drops objects whole, such a one goes after the copies of what others own. Of
+// a large object nearly every node owns a chunk: on the average a search ends after
+// as many chunks as there are members.
+func (p *placement) keeps(obj chunk.Object, id chunk.ObjectID) bool {
+	t := p.history.Current()
+	if t.OwnedShare(p.self) == 0 {
+		return false
+	}
+	chunks := p.geometry.Chunks(obj.Size)
+	if obj.Size <= p.placeWhole {
+		chunks = 1
+	}
+	for i := range chunks {
+		if m := t.Acting(ring.KeyOf(id, obj.Size, p.placeWhole, i)); m != nil && m.ID == p.self {
+			return true
+		}
+	}
+	return false
 }

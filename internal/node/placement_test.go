@@ -103,3 +103,40 @@ func TestLateJoinersAreNew(t *testing.T) {
 		}
 	})
 }
+
+// What is owned chunk by chunk is kept by everybody who owns a chunk, what is owned whole by its
+// owner, or by the member that acts for one that restarts.
+func TestWhoKeepsAnObject(t *testing.T) {
+	g := chunk.DefaultGeometry()
+	const placeWhole = 2 * chunk.DefaultChunkBytes
+	all := nodes(1, 2, 3, 4, -5)
+	away := nodes(1, 2, 3, 4, -5)
+	away[0].State = member.Restarting
+	notFirst := 0
+	for _, members := range [][]member.Member{all, away} {
+		table := tableOf(t, members)
+		for _, m := range members {
+			p := newPlacement(m.ID, g, placeWhole, 0)
+			if err := p.update(members); err != nil {
+				t.Fatal(err)
+			}
+			for i := range 200 {
+				obj := chunk.Object{Origin: "o", Key: fmt.Sprint(i), Size: int64(i%5) * chunk.DefaultChunkBytes}
+				want, first := false, false
+				for c := range max(1, g.Chunks(obj.Size)) {
+					acts := table.Acting(ring.KeyOf(obj.ID(), obj.Size, placeWhole, c)).ID == m.ID
+					want, first = want || acts, first || acts && c == 0
+				}
+				if want && !first {
+					notFirst++
+				}
+				if got := p.keeps(obj, obj.ID()); got != want {
+					t.Fatalf("%s keeps object %d of %d bytes: %v, want %v", m.ID, i, obj.Size, got, want)
+				}
+			}
+		}
+	}
+	if notFirst == 0 {
+		t.Error("nobody owned a later chunk only")
+	}
+}

@@ -111,6 +111,7 @@ type Client struct {
 // NewClient returns a Client. Call Close when it is no longer used.
 func NewClient(cfg ClientConfig) *Client {
 	cfg.setDefaults()
+	dial := dialBatched(cfg.Dial)
 	idle := cfg.MaxConnections / 4
 	return &Client{
 		cfg:   cfg,
@@ -119,14 +120,14 @@ func NewClient(cfg ClientConfig) *Client {
 			DialContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
 				ctx, cancel := context.WithTimeout(ctx, cfg.DialTimeout)
 				defer cancel()
-				return cfg.Dial(ctx, addr)
+				return dial(ctx, addr)
 			},
 			DisableCompression:     true,
 			MaxIdleConns:           idle,
 			MaxIdleConnsPerHost:    idle,
 			IdleConnTimeout:        cfg.IdleTimeout,
 			MaxResponseHeaderBytes: maxHeaderBytes,
-			ReadBufferSize:         16 << 10,
+			ReadBufferSize:         clientBufferBytes,
 		},
 	}
 }
