@@ -64,6 +64,7 @@ func (o *origin) copies() (most, total int) {
 type flight struct {
 	source *chunk.Source
 	owner  bool
+	hops   int
 	done   chan struct{}
 	err    error // valid after done
 }
@@ -114,6 +115,9 @@ func (n *node) get(ctx context.Context, req chunk.Request, b uint32) ([]byte, er
 		if f != nil && req.From != "" && f.source.Member() == req.From && !f.owner {
 			f = nil // it waits for the asker
 		}
+		if f != nil && req.From != "" && !req.HeldOnly && !f.owner && f.hops < req.Hops {
+			f = nil // it asks in a wider circle than the asker's own would: as in package cache
+		}
 		if f == nil {
 			if req.HeldOnly {
 				n.mu.Unlock()
@@ -141,7 +145,7 @@ func (n *node) get(ctx context.Context, req chunk.Request, b uint32) ([]byte, er
 func (n *node) fly(req chunk.Request) *flight {
 	index := small.ChunkOf(req.Span.First)
 	span := req.Span
-	f := &flight{source: new(chunk.Source), done: make(chan struct{})}
+	f := &flight{hops: req.Hops, source: new(chunk.Source), done: make(chan struct{})}
 	req.Source, req.HeldOnly = f.source, false
 	n.flights[index] = f
 	go func() {

@@ -1,4 +1,4 @@
-package scale
+package broadcast_test
 
 import (
 	"encoding/json"
@@ -14,8 +14,8 @@ import (
 var seed = flag.Uint64("seed", 1, "of all chance")
 
 // dataCentre is a cluster of 100 Gbit/s links whose rates differ by 5 %.
-func dataCentre(nodes, chunks int) Config {
-	return Config{Nodes: nodes, Chunks: chunks, RackNodes: 32, Window: 6, ChunkBytes: 8 << 20, BlockBytes: 256 << 10,
+func dataCentre(nodes, chunks int) scaleConfig {
+	return scaleConfig{Nodes: nodes, Chunks: chunks, RackNodes: 32, Window: 6, ChunkBytes: 8 << 20, BlockBytes: 256 << 10,
 		Rate: 12.5e9, OriginRate: 12.5e9, Spread: 0.05, Latency: 25 * time.Microsecond, Skew: 5 * time.Millisecond,
 		Detect: 50 * time.Millisecond, Seed: *seed,
 		// What is no longer under way is forgotten soon: the model's memory holds all nodes' plans.
@@ -27,7 +27,7 @@ func TestModel(t *testing.T) {
 	for _, racks := range []int{0, 16} {
 		cfg := dataCentre(64, 512)
 		cfg.RackNodes = racks
-		r := Run(cfg)
+		r := runScale(cfg)
 		t.Logf("seed %d: %+v", *seed, r)
 		if r.Efficiency < 0.6 || r.Efficiency > 1.05 || r.OriginCopies != 1 || r.MaxOverMeanSent > 1.5 {
 			t.Errorf("seed %d, racks of %d: %+v", *seed, racks, r)
@@ -43,7 +43,7 @@ func TestModelWithFailures(t *testing.T) {
 	for s := range uint64(5) {
 		cfg := dataCentre(96, 256)
 		cfg.Fail, cfg.Seed = 0.05, *seed+s
-		if r := Run(cfg); r.Efficiency < 0.3 || r.OriginCopies > 1.3 {
+		if r := runScale(cfg); r.Efficiency < 0.3 || r.OriginCopies > 1.3 {
 			t.Errorf("seed %d: %+v", cfg.Seed, r)
 		}
 	}
@@ -65,7 +65,7 @@ func BenchmarkScale(b *testing.B) {
 				cfg := dataCentre(c.nodes, c.chunks)
 				cfg.Fail = c.fail
 				begin := time.Now()
-				r := Run(cfg)
+				r := runScale(cfg)
 				_ = json.NewEncoder(os.Stdout).Encode(map[string]any{
 					"measure": c.measure + "_efficiency", "value": r.Efficiency, "samples": []float64{r.Efficiency},
 					"evidence": map[string]any{"seed": *seed, "result": r, "took": time.Since(begin).String()},

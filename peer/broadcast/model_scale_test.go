@@ -1,15 +1,4 @@
-// Package scale runs the planner of package broadcast on a model of a large cluster by
-// discrete events, to see what real machines for it cannot be had for: ten thousand
-// nodes that bring one object to themselves at once.
-//
-// Real are [broadcast.Plan], [broadcast.Represent], the window of chunks and their order.
-// Modelled are links, as queues that serve one chunk after the other at their rate,
-// with latency; cut-through, in that a receiver cannot be done before its source is, and a
-// block's time behind it; failures, as nodes that stop. TCP, disks and processors are not
-// in it. One event is a chunk that goes from one node to another.
-//
-// It is a part of package broadcast's tests, and imports it.
-package scale
+package broadcast_test
 
 import (
 	"container/heap"
@@ -21,8 +10,18 @@ import (
 	"github.com/shardwell/shardwell/peer/broadcast"
 )
 
-// Config is a cluster and what it brings to itself.
-type Config struct {
+// What follows runs the planner on a model of a large cluster by discrete events, to see what
+// real machines for it cannot be had for: ten thousand nodes that bring one object to
+// themselves at once.
+//
+// Real are Plan, Represent, the window of chunks and their order. Modelled are links, as
+// queues that serve one chunk after the other at their rate, with latency; cut-through, in
+// that a receiver cannot be done before its source is, and a block's time behind it;
+// failures, as nodes that stop. TCP, disks and processors are not in it. One event
+// is a chunk that goes from one node to another.
+
+// scaleConfig is a cluster and what it brings to itself.
+type scaleConfig struct {
 	Nodes, Chunks int
 	RackNodes     int // nodes of a rack; 0: racks are not known
 	Window        int // chunks that a node has under way
@@ -39,8 +38,8 @@ type Config struct {
 	Plan          broadcast.Config
 }
 
-// Result is what a run was.
-type Result struct {
+// scaleResult is what a run was.
+type scaleResult struct {
 	Seconds, Bound  float64
 	Efficiency      float64 // of the nodes that lived
 	OriginCopies    float64
@@ -97,7 +96,7 @@ func (e *events) Pop() any {
 
 // run is one simulation.
 type run struct {
-	cfg    Config
+	cfg    scaleConfig
 	rng    *rand.Rand
 	nodes  []node
 	racks  [][]string
@@ -106,14 +105,14 @@ type run struct {
 	open   []int32 // by chunk: nodes that have not got it
 	origin float64 // when its link is free
 	queue  events
-	result Result
+	result scaleResult
 	cross  float64
 	asked  float64 // bytes of the origin
 	epoch  time.Time
 }
 
-// Run simulates.
-func Run(cfg Config) Result {
+// runScale simulates.
+func runScale(cfg scaleConfig) scaleResult {
 	r := newRun(cfg)
 	for r.queue.Len() > 0 {
 		e := heap.Pop(&r.queue).(event)
@@ -127,7 +126,7 @@ func Run(cfg Config) Result {
 	return r.sum()
 }
 
-func newRun(cfg Config) *run {
+func newRun(cfg scaleConfig) *run {
 	r := &run{cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 1)), index: make(map[string]int32), epoch: time.Unix(1e9, 0)}
 	r.nodes = make([]node, cfg.Nodes)
 	r.got, r.open = make([][]got, cfg.Chunks), make([]int32, cfg.Chunks)
@@ -322,7 +321,7 @@ func (r *run) end(e event) {
 	r.take(e.at, e.node)
 }
 
-func (r *run) sum() Result {
+func (r *run) sum() scaleResult {
 	res := r.result
 	res.Bound = float64(r.cfg.Chunks) * r.cfg.ChunkBytes / min(r.cfg.Rate, r.cfg.OriginRate)
 	var sum, most float64
