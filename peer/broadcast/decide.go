@@ -35,6 +35,9 @@ func (p *Plan) Gather(now time.Time, req Request) time.Duration {
 		p.state(now, req.Chunk) // makes it
 		k = p.casts[req.Chunk.Object]
 	}
+	if len(k.members) == 0 {
+		k.begun = now
+	}
 	p.fills(k, req.Member, req.Zone, req.Rack, now)
 	if req.Near != "" && req.Near != p.cfg.Self && k.members[req.Near] == nil && !p.isBlamed(req.Near, now) {
 		p.fills(k, req.Near, req.NearZone, req.NearRack, now)
@@ -141,7 +144,7 @@ func (p *Plan) state(now time.Time, c Chunk) *state {
 	p.chunks[c] = p.order.PushBack(s)
 	k := p.casts[c.Object]
 	if k == nil {
-		k = &cast{begun: now, members: make(map[string]*filler)}
+		k = &cast{members: make(map[string]*filler)}
 		p.casts[c.Object] = k
 	}
 	k.chunks++
