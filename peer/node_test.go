@@ -80,6 +80,7 @@ type node struct {
 	spoil  func(*chunk.Piece) // damages what it lends
 	mends  bool               // drops what was found damaged
 	slow   func(ctx context.Context, index uint32) error
+	fill   bool // reads as one who brings the whole object to itself
 
 	mu       sync.Mutex
 	have     map[uint32][]byte  // guarded by mu
@@ -93,7 +94,7 @@ func (n *node) read(ctx context.Context, index uint32) ([]byte, error) {
 	span := small.ChunkSpan(n.object.Size, index)
 	var out []byte
 	for b := span.First; b < span.End(); b++ {
-		data, err := n.get(ctx, chunk.Request{Object: n.object, ID: n.object.ID(), Span: span}, b)
+		data, err := n.get(ctx, chunk.Request{Object: n.object, ID: n.object.ID(), Span: span, Background: n.fill, Fill: n.fill}, b)
 		if err != nil {
 			return nil, err
 		}

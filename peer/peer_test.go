@@ -63,6 +63,31 @@ func TestOwnerNamesOthers(t *testing.T) {
 	})
 }
 
+// Two hundred nodes bring one object to themselves at once, through the real transfer code:
+// one copy leaves the origin, and nobody sends much more than it received.
+func TestBroadcastTo200Nodes(t *testing.T) {
+	const nodes, blocks = 200, 32
+	inCluster(t, nodes, blocks*64<<10, func(t *testing.T, c *cluster) {
+		c.origin.delay = func(ctx context.Context) error { return pause(ctx, 10*time.Millisecond) }
+		for _, n := range c.nodes {
+			n.fill = true
+		}
+		within(t, 20*time.Second, func() { c.readAll(c.ids()...) })
+		c.wantCopies(1, blocks)
+		var most, sum int64
+		for _, n := range c.nodes {
+			sent := n.peers.cfg.Transfer.Stats().SentBlocks.Load()
+			most, sum = max(most, sent), sum+sent
+		}
+		if sum != (nodes-1)*blocks {
+			t.Errorf("%d blocks were sent, want %d", sum, (nodes-1)*blocks)
+		}
+		if most > 4*blocks {
+			t.Errorf("a node sent %d blocks of an object of %d", most, blocks)
+		}
+	})
+}
+
 func TestOwnerDiesInTheMiddle(t *testing.T) {
 	inCluster(t, 4, 512<<10, func(t *testing.T, c *cluster) {
 		c.nodes["n0"].slow = func(_ context.Context, index uint32) error {

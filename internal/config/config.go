@@ -88,6 +88,8 @@ type Config struct {
 	OriginDirs []string `name:"origin-dir" scope:"node"`
 	// Most bytes a second that the cluster takes from the origin. 0: no limit.
 	MaxOriginRate Bytes `name:"max-origin-rate" scope:"node"`
+	// Most bytes a second that this node sends to other nodes. 0: no limit.
+	MaxUpload Bytes `name:"max-upload" scope:"node"`
 	// Most requests that this node has at the origin at a time.
 	MaxOriginRequests int `name:"max-origin-requests" scope:"node"`
 	// How long a read is tried again while the origin fails, before it ends with an error.

@@ -115,6 +115,7 @@ func (c *cluster) openServer(n *Node) (err error) {
 	c.server, err = peer.NewServer(peer.ServerConfig{
 		Self: n.id, Version: Version, Geometry: n.geometry, Lender: n.cache, Names: n.names, Members: &c.directory,
 		Stats: c.peers.Stats(), Transfer: &c.bytes, Verifier: transfer.NewVerifier(c.signer), Logger: n.log,
+		Bounds:   transfer.ServerConfig{MaxSentBytesPerSecond: int64(n.cfg.MaxUpload)},
 		RingHash: func() uint64 { return c.ring.history.Current().Fingerprint() },
 		Forget: func(ctx context.Context, b objstore.Bucket, prefix string) (count int, err error) {
 			err = n.requests.do(ctx, func(ctx context.Context) (err error) {

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/shardwell/shardwell/internal/chunk"
 )
 
@@ -41,6 +43,9 @@ type ServerConfig struct {
 	// origin included, default 512; others get "busy" with RetryAfter, default 200 ms.
 	MaxStreams int
 	RetryAfter time.Duration
+	// MaxSentBytesPerSecond bounds the payload that leaves, all answers together; 0 sets no
+	// bound.
+	MaxSentBytesPerSecond int64
 	// StallTimeout is how long one block may take to leave, default 20 s.
 	StallTimeout time.Duration
 	// LifeSign is how often an asker is told that its next block is still awaited,
@@ -74,12 +79,18 @@ func (c *ServerConfig) setDefaults() {
 type Server struct {
 	cfg     ServerConfig
 	streams chan struct{} // one slot for each answer under way
+	rate    *rate.Limiter // of payload; nil without a bound
 }
 
 // NewServer returns a Server.
 func NewServer(cfg ServerConfig) *Server {
 	cfg.setDefaults()
-	return &Server{cfg: cfg, streams: make(chan struct{}, cfg.MaxStreams)}
+	s := &Server{cfg: cfg, streams: make(chan struct{}, cfg.MaxStreams)}
+	if cfg.MaxSentBytesPerSecond > 0 {
+		// One block at once; what was not used is not saved up.
+		s.rate = rate.NewLimiter(rate.Limit(cfg.MaxSentBytesPerSecond), int(cfg.Geometry.BlockBytes))
+	}
+	return s
 }
 
 // HTTP returns an http.Server with the limits of a peer port.
@@ -176,7 +187,17 @@ func (s *Server) lend(ans *answer, ctx context.Context, req Request) error {
 	ans.left = blockSet{span: req.Span}
 	ans.size = req.Object.Size
 	ans.signLife()
-	err := s.cfg.Lender.Lend(WithGrant(ctx, req.Grant), req.Request, ans.send)
+	send := ans.send
+	if s.rate != nil {
+		send = func(p chunk.Piece) error {
+			// Signs of life go on meanwhile.
+			if err := s.rate.WaitN(ctx, p.Len); err != nil {
+				return fmt.Errorf("wait for this node's upload rate: %w", err)
+			}
+			return ans.send(p)
+		}
+	}
+	err := s.cfg.Lender.Lend(WithGrant(ctx, req.Grant), req.Request, send)
 	begun := ans.endLife()
 	switch {
 	case err == nil && ans.left.full():
