@@ -17,6 +17,7 @@ import (
 
 	"github.com/shardwell/shardwell/internal/config"
 	"github.com/shardwell/shardwell/internal/control"
+	"github.com/shardwell/shardwell/objstore"
 )
 
 // Limits of `shardwell get`.
@@ -124,7 +125,7 @@ func (g *getter) all(ctx context.Context, uri, dir string) (err error) {
 	if waitErr := work.Wait(); err == nil {
 		err = waitErr
 	}
-	if err == nil && found == 0 { // the URI is an object
+	if found == 0 && (err == nil || errors.Is(err, objstore.ErrNotExist)) { // the URI is an object
 		err = g.file(ctx, uri, "", path.Base(strings.TrimSuffix(uri, "/")))
 	}
 	stop()

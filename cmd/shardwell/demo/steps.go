@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -25,7 +26,8 @@ type step struct {
 	origin   int64 // bytes that left the origin, counted there
 	gets     int64 // requests for them
 	sources  control.Bytes
-	sent     []int64 // to peers, by node
+	sent     []int64             // to peers, by node
+	casts    []control.Broadcast // of the checkpoint, as the status shows them
 }
 
 // passthrough is what readers got and no daemon gave: the kernel read it from a
@@ -53,6 +55,17 @@ func (d *demo) show(ctx context.Context) ([]step, error) {
 		done, err := d.step(ctx, s.name, s.files)
 		if err != nil {
 			return steps, fmt.Errorf("%s: %w", s.name, err)
+		}
+		if s.name == "checkpoint" {
+			st, err := d.nodes.all[0].client.Status(ctx)
+			if err != nil {
+				return steps, d.nodes.all[0].blame(ctx, "status", err)
+			}
+			for _, b := range st.Broadcasts {
+				if strings.HasSuffix(b.Object, d.source.checkpoint.key) {
+					done.casts = append(done.casts, b)
+				}
+			}
 		}
 		steps = append(steps, done)
 	}

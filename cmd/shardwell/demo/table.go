@@ -30,6 +30,12 @@ func (d *demo) table(steps []step) {
 		fmt.Fprintf(d.Result, "%s: %.2f origin copies (%s of %s MB in %d requests, counted at the origin)\n",
 			s.name, copies(s), megabytes(s.origin), megabytes(s.unique), s.gets)
 	}
+	for _, s := range steps {
+		for _, b := range s.casts {
+			fmt.Fprintf(d.Result, "%s: broadcast of %s: %d nodes done, %d receiving, %.0f MB/s, %.2f origin copies, max/mean sent %.2f\n",
+				s.name, b.Object, b.NodesDone, b.NodesReceiving, b.BytesPerSecond/1e6, b.OriginCopies, b.MaxOverMeanSent)
+		}
+	}
 	fmt.Fprintln(d.Result, "every byte was compared with the source")
 }
 
