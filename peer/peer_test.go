@@ -63,8 +63,9 @@ func TestOwnerNamesOthers(t *testing.T) {
 	})
 }
 
-// Two hundred nodes bring one object to themselves at once, through the real transfer code:
-// one copy leaves the origin, and nobody sends much more than it received.
+// SEMANTICS C7: Nodes that walk through one large object at once have it from each other: one copy leaves the origin, and no node sends more than a few times what it received.
+//
+// Two hundred nodes, through the real transfer code.
 func TestBroadcastTo200Nodes(t *testing.T) {
 	const nodes, blocks = 200, 32
 	inCluster(t, nodes, blocks*64<<10, func(t *testing.T, c *cluster) {
