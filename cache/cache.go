@@ -153,6 +153,7 @@ type Cache struct {
 	calls  sync.WaitGroup
 
 	traffic trafficTable
+	arrived atomic.Int64 // blocks, by all fetches
 
 	waiters sync.Pool // of *waiter; not global, since their channels belong to one synctest bubble
 
