@@ -49,7 +49,7 @@ const (
 	DefaultLinger        = time.Second
 	DefaultMaxFetches    = 256 // calls to upstreams; each holds at most one buffer
 	DefaultMaxPrefetches = 32  // of these and of those queued; 256 MiB of chunks ahead
-	DefaultFillChunks    = 6
+	DefaultFillChunks    = 4
 )
 
 // Config is what a [Cache] stands on. Peers, Disk, Owned and Keeps may be nil.
@@ -153,6 +153,7 @@ type Cache struct {
 	calls  sync.WaitGroup
 
 	traffic trafficTable
+	arrived atomic.Int64 // blocks, by all fetches
 
 	waiters sync.Pool // of *waiter; not global, since their channels belong to one synctest bubble
 

@@ -33,6 +33,7 @@ type call struct {
 	detached bool          // prefetch: goes on though nobody waits
 	began    time.Time
 	ticket   *ticket
+	starved  int // attempts that were ended by ErrStarved; written while no leash is held
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
 
@@ -334,6 +335,11 @@ func (c *call) attempt(up chunk.Fetcher, span chunk.Span, from Source, stall, gr
 	switch {
 	case err == nil && got < span.Count:
 		err = fmt.Errorf("%v from %v: %d blocks came and no error", span, from, got)
+	case err != nil && cause == chunk.ErrStarved:
+		leash.loosen()
+		c.starved++
+		c.fl.obj.c.stats.Starved.Add(1)
+		err = fmt.Errorf("%v from %v: %w", span, from, cause)
 	case err != nil && (cause == errStalled || cause == errLate):
 		if cause == errStalled {
 			c.fl.obj.c.stats.Stalls.Add(1)

@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/shardwell/shardwell/internal/chunk"
 )
@@ -132,7 +133,7 @@ func (l *lending) loop(ctx context.Context, fl *flight, w *waiter) error {
 		}
 		if l.req.HeldOnly {
 			if gone := fl.uncovered(&w.missing, w.req); !gone.empty() {
-				if l.pull(fl, w, gone) {
+				if l.pull(fl, gone) {
 					continue
 				}
 				lacking = true
@@ -148,13 +149,16 @@ func (l *lending) loop(ctx context.Context, fl *flight, w *waiter) error {
 
 // pull starts to fetch what a fill of this node has not come to yet: the asker was
 // sent here because it will. Callers hold fl.mu.
-func (l *lending) pull(fl *flight, w *waiter, gone blockSet) bool {
+func (l *lending) pull(fl *flight, gone blockSet) bool {
 	if l.pulled || l.req.Settled || !l.req.Fill || l.o.streams() || !l.o.filling() {
 		return false
 	}
 	l.pulled = true
+	// It is this node's own fetch: the asker's patience, a half of which each hop of a chain
+	// gives to the next, says nothing about it.
+	until := time.Now().Add(l.c.cfg.ReadBudget)
 	for first, end, ok := gone.run(0); ok; first, end, ok = gone.run(end) {
-		fl.start(first, end, end, chunk.Request{Background: true, Fill: true}, w.until, false)
+		fl.start(first, end, end, chunk.Request{Background: true, Fill: true}, until, false)
 	}
 	for _, c := range fl.calls {
 		c.pulled = c.pulled || c.left.meets(&gone)

@@ -131,6 +131,7 @@ func (o *object) streams() bool { return o.tier == nil || o.refused.Load() }
 // is here already, by another call, stays what it is.
 func (o *object) arrive(b chunk.Block, from Source) {
 	o.c.stats.FetchedBytes[from].Add(int64(len(b.Data)))
+	o.c.arrived.Add(1)
 	o.traffic.received.Add(int64(len(b.Data)))
 	if from == FromOrigin {
 		o.traffic.fromOrigin.Add(int64(len(b.Data)))

@@ -28,6 +28,13 @@ const (
 	// reader as well. The kernel reads a page once more when reading ahead has
 	// failed: its reader would wait twice.
 	lastFor = time.Second
+	// starveAfter is how long an attempt that has brought blocks may stand still while other
+	// fetches of the node bring starveBlocks, until it is made anew, over another connection;
+	// maxStarved times in a call, then it may be the sender's fault.
+	starveAfter  = 2 * time.Second
+	starveBlocks = 8
+	maxStarved   = 4
+	starvePoll   = 250 * time.Millisecond
 	// maxFailures bounds object.failures.
 	maxFailures = 64
 )
@@ -140,6 +147,8 @@ type leash struct {
 	mu    sync.Mutex // taken before flight.mu
 	loose bool       // time that passes is not the upstream's
 	since time.Time  // of the last block, or the beginning
+	begun bool       // a block has come
+	count int64      // of blocks that had come to the node by then
 	timer *time.Timer
 }
 
@@ -148,7 +157,7 @@ func (c *call) hold(stall, grace time.Duration, cut context.CancelCauseFunc) *le
 	l := &leash{c: c, stall: stall, grace: grace, least: time.Now().Add(minAttempt), cut: cut}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.since = time.Now()
+	l.since, l.count = time.Now(), c.fl.obj.c.arrived.Load()
 	l.timer = time.AfterFunc(l.left(), l.check)
 	return l
 }
@@ -156,7 +165,16 @@ func (c *call) hold(stall, grace time.Duration, cut context.CancelCauseFunc) *le
 // left returns when the leash is to be looked at again, from now on. Callers hold mu.
 func (l *leash) left() time.Duration {
 	late := max(l.c.timeLeft()+l.grace, time.Until(l.least))
-	return min(late, l.stall-time.Since(l.since))
+	left := min(late, l.stall-time.Since(l.since))
+	if l.begun && l.c.starved < maxStarved {
+		left = min(left, max(starvePoll, starveAfter-time.Since(l.since)))
+	}
+	return left
+}
+
+// starves reports whether the others get on. Callers hold mu.
+func (l *leash) starves() bool {
+	return l.begun && l.c.starved < maxStarved && time.Since(l.since) >= starveAfter && l.c.fl.obj.c.arrived.Load()-l.count >= starveBlocks
 }
 
 func (l *leash) check() {
@@ -166,6 +184,8 @@ func (l *leash) check() {
 		return
 	}
 	switch left := l.left(); {
+	case l.starves():
+		l.cut(chunk.ErrStarved)
 	case left > 0: // somebody joined
 		l.timer.Reset(left)
 	case time.Since(l.since) >= l.stall:
@@ -185,7 +205,7 @@ func (l *leash) loosen() {
 func (l *leash) fasten() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.loose, l.since = false, time.Now()
+	l.loose, l.begun, l.since, l.count = false, true, time.Now(), l.c.fl.obj.c.arrived.Load()
 	l.timer.Reset(l.left())
 }
 

@@ -57,6 +57,7 @@ type Stats struct {
 	Fills           atomic.Int64 // objects that were begun to be fetched as a whole
 	Retries         atomic.Int64 // attempts after a transient error
 	Stalls          atomic.Int64 // attempts cut because nothing came
+	Starved         atomic.Int64 // attempts cut because others got on and they did not
 	Failures        atomic.Int64 // fetches given up with an error
 	Abandoned       atomic.Int64 // fetches cancelled because nobody waited any more
 	PrefetchDropped atomic.Int64 // runs not prefetched: too much of it, or memory is short

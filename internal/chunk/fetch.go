@@ -105,6 +105,10 @@ var (
 	// ErrNotHeld says that no other node has the blocks or is to fetch them: the
 	// caller is the one who asks the origin.
 	ErrNotHeld = errors.New("no peer holds the blocks")
+	// ErrStarved says that a stream was ended because it stood still while others got
+	// on. That need not be the fault of whoever sends it: in a full link one
+	// connection may lose every packet for seconds. Another one will do.
+	ErrStarved = errors.New("stream stands still while others get on")
 	// ErrCorrupt says that bytes do not fit their checksum.
 	ErrCorrupt = errors.New("checksum mismatch")
 )

@@ -1,0 +1,174 @@
+package cache
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/shardwell/shardwell/internal/chunk"
+)
+
+// watched counts the fetches of an upstream that are under way, and notes the chunks in their order.
+type watched struct {
+	up chunk.Fetcher
+
+	mu         sync.Mutex
+	now, most  int
+	chunks     []uint32
+	blockCount int
+}
+
+func (w *watched) Fetch(ctx context.Context, req chunk.Request, deliver chunk.Deliver) error {
+	w.mu.Lock()
+	w.now++
+	w.most = max(w.most, w.now)
+	w.chunks = append(w.chunks, small.ChunkOf(req.Span.First))
+	w.mu.Unlock()
+	defer func() {
+		w.mu.Lock()
+		w.now--
+		w.mu.Unlock()
+	}()
+	return w.up.Fetch(ctx, req, func(b chunk.Block) error {
+		w.mu.Lock()
+		w.blockCount++
+		w.mu.Unlock()
+		return deliver(b)
+	})
+}
+
+// A fill brings all of an object, from where it begins to the end and then the rest,
+// each block once, in a window that begins narrow.
+func TestFill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		data := make([]byte, 12*512<<10+77)
+		w := &watched{up: slowly(data, 10*time.Millisecond)}
+		r := newRig(t, 16, func(c *Config) { c.Origin, c.FillChunks = w, 4 })
+		obj, _ := r.put("k", len(data))
+		defer r.shut(t)
+		f := r.open(t, obj)
+		defer f.Close()
+		if !f.Fill(5*512<<10 + 3) {
+			t.Fatal("the fill is not under way")
+		}
+		time.Sleep(5 * time.Millisecond)
+		if w.now != firstWorkers {
+			t.Errorf("it begins with %d chunks", w.now)
+		}
+		f.Fill(6 * 512 << 10) // again is no other one
+		time.Sleep(time.Minute)
+		if got := f.CachedBytes(); got != obj.Size {
+			t.Errorf("%d bytes of %d came", got, obj.Size)
+		}
+		if w.most != 4 || w.blockCount != 12*8+1 {
+			t.Errorf("%d at once, %d blocks", w.most, w.blockCount)
+		}
+		if want := []uint32{5, 6, 7, 8, 9, 10, 11, 12, 0, 1, 2, 3, 4}; !slices.Equal(slices.Sorted(slices.Values(w.chunks)), slices.Sorted(slices.Values(want))) ||
+			!slices.Equal(slices.Sorted(slices.Values(w.chunks[8:])), []uint32{0, 1, 2, 3, 4}) {
+			t.Errorf("chunks came as %v", w.chunks)
+		}
+		if f.Fill(0) {
+			t.Error("an object that is here is filled again")
+		}
+	})
+}
+
+// A fill takes no new chunk when nobody has the object open, or the tier is full.
+func TestFillEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		data := make([]byte, 20*512<<10)
+		w := &watched{up: slowly(data, 10*time.Millisecond)}
+		r := newRig(t, 16, func(c *Config) { c.Origin, c.FillChunks = w, 2 })
+		obj, _ := r.put("k", len(data))
+		defer r.shut(t)
+		f := r.open(t, obj)
+		f.Fill(0)
+		time.Sleep(100 * time.Millisecond)
+		f.Close()
+		time.Sleep(time.Minute)
+		if n := len(w.chunks); n > 4 {
+			t.Errorf("%d chunks after the end", n)
+		}
+		f = r.open(t, obj)
+		defer f.Close()
+		r.tier.mu.Lock()
+		r.tier.full = true
+		r.tier.mu.Unlock()
+		f.Fill(0)
+		time.Sleep(time.Minute)
+		if n := len(w.chunks); n > 8 {
+			t.Errorf("%d chunks though the tier is full", n)
+		}
+		if f.Fill(0) {
+			t.Error("a fill goes on though the tier is full")
+		}
+	})
+}
+
+// A node that fills an object gives a peer what it has not come to yet, and fetches it once.
+func TestFillIsPulled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		data := make([]byte, 8*512<<10)
+		w := &watched{up: slowly(data, 10*time.Millisecond)}
+		r := newRig(t, 16, func(c *Config) { c.Origin, c.FillChunks = w, 1 })
+		obj, _ := r.put("k", len(data))
+		defer r.shut(t)
+		ask := chunk.Request{Object: obj, ID: obj.ID(), Span: small.ChunkSpan(obj.Size, 6), From: "p", Hops: 1, HeldOnly: true, Background: true, Fill: true}
+		if got, err := r.collect(t.Context(), ask); err != chunk.ErrNotHeld || len(got) > 0 {
+			t.Errorf("a node that does not fill gave %d blocks, %v", len(got), err)
+		}
+		f := r.open(t, obj)
+		defer f.Close()
+		f.Fill(0)
+		if got, err := r.collect(t.Context(), ask); err != nil || len(got) != 8 {
+			t.Errorf("a node that fills gave %d blocks, %v", len(got), err)
+		}
+		time.Sleep(time.Minute)
+		if w.blockCount != 64 {
+			t.Errorf("%d blocks were fetched for 64", w.blockCount)
+		}
+	})
+}
+
+// A stream that stands still while others get on is made anew within seconds, for what it lacks.
+func TestStarvedStreamIsMadeAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		data := make([]byte, 64*512<<10)
+		var mu sync.Mutex
+		hung := 0
+		up := fetcherFunc(func(ctx context.Context, req chunk.Request, deliver chunk.Deliver) error {
+			mu.Lock()
+			first := small.ChunkOf(req.Span.First) == 1 && hung == 0
+			if first {
+				hung++
+			}
+			mu.Unlock()
+			if !first {
+				return slowly(data, 50*time.Millisecond)(ctx, req, deliver)
+			}
+			if err := deliver(blockOf(data, req.Span.First)); err != nil {
+				return err
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		w := &watched{up: up}
+		r := newRig(t, 16, func(c *Config) { c.Origin = w })
+		obj, _ := r.put("k", len(data))
+		defer r.shut(t)
+		f := r.open(t, obj)
+		defer f.Close()
+		f.Fill(0)
+		time.Sleep(4 * time.Second)
+		if got := r.Stats().Starved.Load(); got != 1 || f.obj.missing(1) != (blockSet{}) {
+			t.Errorf("%d streams were made anew; chunk 1 lacks %v", got, f.obj.missing(1))
+		}
+		time.Sleep(time.Minute)
+		if w.blockCount != 64*8 {
+			t.Errorf("%d blocks were fetched for %d", w.blockCount, 64*8)
+		}
+	})
+}
