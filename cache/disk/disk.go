@@ -81,6 +81,13 @@ type Config struct {
 	// 0 takes a quarter of RLIMIT_NOFILE.
 	MaxOpen int
 
+	// TransitBytes is how much of the budget is kept for copies of what other nodes
+	// own, so that they pass through however full it is. 0 means [TransitBytes] of it.
+	TransitBytes int64
+	// Policy says what is owned and what it is worth. Without one, what Acquire says
+	// of ownership counts, and nothing is protected.
+	Policy Policy
+
 	Verify VerifyMode
 	Logger *slog.Logger // nil discards
 	FS     FS           // nil means [OS]
@@ -125,7 +132,7 @@ var (
 // Dir is a cache directory in use by this process. All methods are safe for
 // concurrent use.
 //
-// Locks, outermost first: File.mu, Dir.mu, File.stripes, body.mu, ledger.mu. Dir.mu
+// Locks, outermost first: File.mu, Dir.mu, File.stripes, transit.mu, body.mu, ledger.mu. Dir.mu
 // is never held over I/O. Where Dir.mu or a File.mu is held while another File.mu
 // is taken, nobody else can reach that File.
 type Dir struct {
@@ -142,8 +149,11 @@ type Dir struct {
 	walks   sync.Mutex    // one walk at a time
 
 	// Of Run alone.
-	victims   []evict.Candidate // to go next
-	walkAfter time.Time         // no walk for victims before
+	victims   [kinds]victims // to go next
+	walkedFor evict.Class    // the class for which they were looked for
+	judged    atomic.Bool    // what is known of datasets has not changed since the last walk
+
+	coming atomic.Uint32 // the highest evict.Class that wanted room since the last eviction
 
 	stats       Stats
 	health      health
@@ -161,7 +171,7 @@ func Open(cfg Config) (*Dir, error) {
 	if err := cfg.Geometry.Validate(); err != nil {
 		return nil, fmt.Errorf("cache directory %s: %w", cfg.Path, err)
 	}
-	if cfg.BudgetBytes < 0 || cfg.FloorBytes < 0 || cfg.FloorInodes < 0 {
+	if cfg.BudgetBytes < 0 || cfg.FloorBytes < 0 || cfg.FloorInodes < 0 || cfg.TransitBytes < 0 {
 		return nil, fmt.Errorf("cache directory %s: budget and floors must not be negative", cfg.Path)
 	}
 	if cfg.FS == nil {
@@ -336,6 +346,22 @@ func (d *Dir) Close() error {
 // Usage returns the bytes that the cache takes and the bytes that it may take. Both
 // are estimates until Run has counted what an unclean stop left.
 func (d *Dir) Usage() (used, budget int64) { return d.ledger.usage() }
+
+// Capacity returns the bytes that what this node owns may take, and does: the budget
+// without the transit area. Estimates as those of Usage.
+func (d *Dir) Capacity() (owned, limit int64) {
+	d.ledger.mu.Lock()
+	defer d.ledger.mu.Unlock()
+	_ = d.ledger.refresh() // the older figure does as well
+	return max(0, d.ledger.owned()), d.ledger.room() - d.ledger.transit()
+}
+
+// Judged says that answers of the [Policy] have changed: what could not be evicted
+// perhaps can.
+func (d *Dir) Judged() {
+	d.judged.Store(false)
+	d.wake()
+}
 
 // Run counts what is on the disk if the last stop was not clean, evicts when the
 // budget or a floor is near, and tries a disk that is down again. It returns when

@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"io/fs"
 	"math/bits"
 	"os"
 	"sync"
@@ -27,9 +28,11 @@ type File struct {
 	lastUse atomic.Int64 // nanoseconds since 1970
 
 	mu     sync.Mutex
-	loaded bool // the disk was looked at
-	known  bool // obj is set, for good
-	owned  bool
+	loaded bool        // the disk was looked at
+	known  bool        // obj is set, for good
+	owned  atomic.Bool // what Acquire said; counts when there is no [Policy]
+
+	transit transit // copies that pass through
 
 	obj  chunk.Object         // set before anybody but load sees the File
 	body atomic.Pointer[body] // nil: nothing on the disk
@@ -52,9 +55,12 @@ type body struct {
 	verified   []atomic.Uint64
 	unverified atomic.Int64
 
-	mu       sync.Mutex // over changes of bits, stamp and used
+	mu       sync.Mutex // over changes of bits, stamp and what follows
 	complete bool       // the stamp on the disk says so
-	used     int64      // bytes, as the ledger has them
+	whole    bool       // it was complete once: it may be mapped somewhere, and is never punched
+	copies   uint32     // present blocks that this node does not own
+	use      use        // as the ledger has it
+	mode     fs.FileMode
 }
 
 func (b *body) has(block uint32) bool {
@@ -197,7 +203,7 @@ func (f *File) closeFiles() {
 	}
 	if f.doomed.Load() {
 		b.close()
-		f.d.ledger.orphan(-b.used)
+		f.d.ledger.orphan(-b.use.used)
 		return
 	}
 	f.d.settle(f, b)

@@ -210,12 +210,15 @@ func (f *File) clear(b *body, block uint32) error {
 	bit := uint64(1) << (block % 64)
 	word := b.bits[block/64].And(^bit) &^ bit
 	b.present.Add(^uint32(0))
+	if !f.owns(block) && b.copies > 0 {
+		b.copies--
+	}
 	wasUnverified := b.verified != nil && b.verified[block/64].And(^bit)&bit == 0
 	if wasUnverified {
 		b.unverified.Add(-1)
 	}
 	if b.complete {
-		s := stamp{inode: b.inode}
+		s := stamp{inode: b.inode, whole: true}
 		if b.verified == nil || b.unverified.Load() == 0 {
 			s.boot = f.d.boot
 		}
@@ -245,8 +248,8 @@ func (f *File) doom(b *body, cause error) {
 			f.d.log.Error("unlink object from cache", "object", f.id, "err", err)
 		}
 	}
-	f.d.ledger.change(f.id, 0, -b.used)
-	f.d.ledger.orphan(b.used)
+	f.d.ledger.change(f.id, use{}, b.use)
+	f.d.ledger.orphan(b.use.used)
 }
 
 // quarantineBlock keeps the bytes of a damaged block for a look, the first few.
@@ -271,9 +274,21 @@ func (d *Dir) roomToQuarantine() bool {
 }
 
 // Lend returns where a present block lies, for the kernel to send. The piece is
-// valid until Release. A block that was not checked in this boot is checked first. ok
-// is false when the block is absent.
+// valid until [File.Return]: until then the block is not given back to the file system. A block
+// that was not checked in this boot is checked first. ok is false when the block is absent.
 func (f *File) Lend(block uint32) (_ chunk.Piece, ok bool) {
+	f.transit.lend(block)
+	p, ok := f.lend(block)
+	if !ok {
+		f.Return(block)
+	}
+	return p, ok
+}
+
+// Return ends one Lend that returned true.
+func (f *File) Return(block uint32) { f.transit.giveBack(block) }
+
+func (f *File) lend(block uint32) (_ chunk.Piece, ok bool) {
 	b := f.body.Load()
 	if !b.has(block) || (!b.isVerified(block) && f.verify(b, block) != nil) {
 		return chunk.Piece{}, false

@@ -20,12 +20,13 @@ const (
 	RejectQuota                 // EDQUOT
 	RejectIO                    // any other failure of a system call
 	RejectDown                  // the disk failed too often and is left alone
+	RejectPolicy                // its dataset is not to be kept
 	RejectZeroSum               // the block's CRC is 0, which in a sidecar means "none"; one block in 2^32
 	NumRejects
 )
 
 func (r Reject) String() string {
-	return [...]string{"budget", "floor", "inodes", "no-space", "quota", "io", "down", "zero-sum"}[r]
+	return [...]string{"budget", "floor", "inodes", "no-space", "quota", "io", "down", "policy", "zero-sum"}[r]
 }
 
 // Loss says why something that was on the disk is treated as absent.
@@ -59,6 +60,7 @@ type Stats struct {
 	VerifiedBytes  atomic.Int64 // read and checked, for ReadAt, Lend and Suspect
 	EvictedObjects atomic.Int64
 	EvictedBytes   atomic.Int64
+	PunchedBlocks  atomic.Int64 // copies given back one by one, their object staying
 	Walks          atomic.Int64 // of the whole directory, to count or to evict
 	TooManyOpen    atomic.Int64 // objects refused for want of descriptors
 }
@@ -88,6 +90,7 @@ var plainRejects = [NumRejects]*RejectError{
 	RejectFloor:   {Reason: RejectFloor},
 	RejectInodes:  {Reason: RejectInodes},
 	RejectDown:    {Reason: RejectDown},
+	RejectPolicy:  {Reason: RejectPolicy},
 	RejectZeroSum: {Reason: RejectZeroSum},
 }
 
