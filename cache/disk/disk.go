@@ -163,6 +163,7 @@ type Dir struct {
 	open   map[chunk.ObjectID]*File // referenced or idle
 	idle   fileList                 // those without references, least recently used first
 	closed bool
+	drops  map[chunk.ObjectID]struct{} // to be removed once nobody uses them
 }
 
 // Open prepares a cache directory and locks it. It scans nothing: the time does
@@ -373,6 +374,7 @@ func (d *Dir) Run(ctx context.Context) error {
 		switch {
 		case d.health.State() == Down:
 			d.probe()
+		case d.dropUnused(ctx):
 		case d.ledger.exact() || d.count(ctx):
 			d.relieve(ctx)
 		}

@@ -183,7 +183,11 @@ func (f *File) Release() {
 		return
 	case f.body.Load() != nil && !d.closed && !f.doomed.Load():
 		d.idle.add(f)
+		_, drop := d.drops[f.id]
 		d.mu.Unlock()
+		if drop {
+			d.wake()
+		}
 		return
 	}
 	if d.open[f.id] == f {

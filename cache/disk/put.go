@@ -77,6 +77,8 @@ func (f *File) put(block chunk.Block, class evict.Class, copied bool) error {
 		return plainRejects[RejectDown]
 	case block.CRC == 0:
 		return plainRejects[RejectZeroSum]
+	case !copied && d.cfg.Policy != nil && !d.cfg.Policy.Admits(f.obj, f.id, int64(len(block.Data))):
+		return plainRejects[RejectDataset]
 	}
 	want, files := int64(len(block.Data))+blockOverheadBytes, int64(0)
 	if f.body.Load() == nil {

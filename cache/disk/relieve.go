@@ -2,6 +2,7 @@ package disk
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"github.com/shardwell/shardwell/cache/evict"
@@ -177,4 +178,48 @@ func (d *Dir) evict(c evict.Candidate) (int64, error) {
 	d.stats.EvictedBytes.Add(used)
 	d.log.Debug("evicted", "object", c.ID, "bytes", used)
 	return used, nil
+}
+
+// maxDrops bounds the objects that wait to be dropped; more are left to eviction.
+const maxDrops = 64 << 10
+
+// Drop removes an object when nobody uses it any more, soon after.
+func (d *Dir) Drop(id chunk.ObjectID) {
+	d.mu.Lock()
+	if d.drops == nil {
+		d.drops = make(map[chunk.ObjectID]struct{})
+	}
+	if len(d.drops) < maxDrops {
+		d.drops[id] = struct{}{}
+	}
+	d.mu.Unlock()
+	d.wake()
+}
+
+// dropUnused removes what is to be dropped and not in use. It always reports false. Only Run
+// calls it.
+func (d *Dir) dropUnused(ctx context.Context) bool {
+	d.mu.Lock()
+	var ids []chunk.ObjectID
+	for id := range d.drops {
+		if f := d.open[id]; f == nil || f.refs == 0 {
+			ids = append(ids, id)
+		}
+	}
+	d.mu.Unlock()
+	for _, id := range ids {
+		if ctx.Err() != nil {
+			return false
+		}
+		freed, err := d.evict(evict.Candidate{ID: id, Class: evict.Stale, LastUse: math.MaxInt64})
+		if err != nil {
+			d.log.Warn("drop an object", "object", id, "err", err)
+		}
+		d.mu.Lock()
+		if f := d.open[id]; freed >= 0 || err != nil || f == nil || f.refs == 0 {
+			delete(d.drops, id)
+		}
+		d.mu.Unlock()
+	}
+	return false
 }

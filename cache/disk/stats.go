@@ -21,12 +21,13 @@ const (
 	RejectIO                    // any other failure of a system call
 	RejectDown                  // the disk failed too often and is left alone
 	RejectPolicy                // its dataset is not to be kept
+	RejectDataset               // the quota of its dataset is used up
 	RejectZeroSum               // the block's CRC is 0, which in a sidecar means "none"; one block in 2^32
 	NumRejects
 )
 
 func (r Reject) String() string {
-	return [...]string{"budget", "floor", "inodes", "no-space", "quota", "io", "down", "policy", "zero-sum"}[r]
+	return [...]string{"budget", "floor", "inodes", "no-space", "quota", "io", "down", "policy", "dataset-quota", "zero-sum"}[r]
 }
 
 // Loss says why something that was on the disk is treated as absent.
@@ -91,6 +92,7 @@ var plainRejects = [NumRejects]*RejectError{
 	RejectInodes:  {Reason: RejectInodes},
 	RejectDown:    {Reason: RejectDown},
 	RejectPolicy:  {Reason: RejectPolicy},
+	RejectDataset: {Reason: RejectDataset},
 	RejectZeroSum: {Reason: RejectZeroSum},
 }
 

@@ -19,6 +19,9 @@ type Policy interface {
 	Owns(obj chunk.Object, id chunk.ObjectID, block uint32) bool
 	// Judge returns what the owned part of an object is worth, as in [evict.Table.Judge].
 	Judge(obj chunk.Object, id chunk.ObjectID) (class evict.Class, rank int64)
+	// Admits reports whether n more bytes of an object that this node owns may be stored,
+	// and counts them if so.
+	Admits(obj chunk.Object, id chunk.ObjectID, n int64) bool
 }
 
 // owns reports whether this node owns a block.

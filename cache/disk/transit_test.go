@@ -35,6 +35,8 @@ func (p *testPolicy) Judge(obj chunk.Object, _ chunk.ObjectID) (evict.Class, int
 	return evict.Protected, 0
 }
 
+func (p *testPolicy) Admits(chunk.Object, chunk.ObjectID, int64) bool { return true }
+
 func (p *testPolicy) set(dir string, c evict.Class) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

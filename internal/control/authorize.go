@@ -13,6 +13,8 @@ const (
 	OpRefresh Operation = "refresh"
 	OpList    Operation = "ls"
 	OpVersion Operation = "version"
+	OpPin     Operation = "pin"
+	OpDrain   Operation = "drain"
 )
 
 // ErrRefused says that a caller may not do what it asked for.

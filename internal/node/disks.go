@@ -40,7 +40,7 @@ type disks struct {
 var errNoDisk = errors.New("this node has no cache directory")
 
 // openDisks opens the directories of cfg.
-func openDisks(cfg config.Config, log *slog.Logger) (*disks, error) {
+func openDisks(cfg config.Config, keep disk.Policy, log *slog.Logger) (*disks, error) {
 	d := &disks{log: log}
 	for _, c := range cfg.CacheDirs {
 		verify := disk.VerifyAuto
@@ -49,7 +49,8 @@ func openDisks(cfg config.Config, log *slog.Logger) (*disks, error) {
 		}
 		dir, err := disk.Open(disk.Config{
 			Path: c.Path, Geometry: cfg.Geometry(), BudgetBytes: int64(c.Budget),
-			FloorBytes: int64(cfg.MinFree), FloorInodes: floorInodes, Verify: verify, Logger: log,
+			FloorBytes: int64(cfg.MinFree), FloorInodes: floorInodes,
+			TransitBytes: int64(cfg.Transit), Policy: keep, Verify: verify, Logger: log,
 		})
 		if err != nil {
 			d.Close()
@@ -73,6 +74,21 @@ func (d *disks) nodeID() string {
 		return ""
 	}
 	return d.dirs[0].NodeID()
+}
+
+// judged says that worths of datasets have changed.
+func (d *disks) judged() {
+	for _, dir := range d.dirs {
+		dir.Judged()
+	}
+}
+
+// path returns the path of a file in the first directory, "" without one.
+func (d *disks) path(name string) string {
+	if len(d.dirs) == 0 {
+		return ""
+	}
+	return filepath.Join(d.dirs[0].Path(), name)
 }
 
 // tier returns the directories as the cache wants them.

@@ -108,12 +108,20 @@ func (n *Node) datasets(ctx context.Context, mounts []*mount) ([]control.Dataset
 			at[dataset{m.bucket, m.prefix}] = i
 			local, _ := under(here, m.bucket, m.prefix)
 			_, owned := under(all, m.bucket, m.prefix)
-			list = append(list, control.Dataset{URI: m.uri, CachedBytes: owned, LocalBytes: local})
+			list = append(list, control.Dataset{URI: m.uri, CachedBytes: owned, LocalBytes: local, PinnedUntil: n.pinnedUntil(m)})
 		}
 		d := &list[i]
 		d.Objects, d.Bytes = max(d.Objects, objects), max(d.Bytes, bytes)
 	}
 	return list, nil
+}
+
+// pinnedUntil tells until when what a mount shows is pinned, nil if it is not.
+func (n *Node) pinnedUntil(m *mount) *time.Time {
+	if until, ok := n.uses.pinnedUntil(m.dataset()); ok {
+		return &until
+	}
+	return nil
 }
 
 // bytes adds up where readers of this node got their bytes.

@@ -115,7 +115,8 @@ func (n *Node) ownedBytes(e disk.Entry, local int64) int64 {
 
 // report is what a member tells the others of itself.
 type report struct {
-	Shares []share `json:"shares"`
+	Shares        []share `json:"shares"`
+	CapacityBytes int64   `json:"capacityBytes"` // for what this node owns
 }
 
 // statusHere is this node's answer to the status question of others.
@@ -124,5 +125,5 @@ func (n *Node) statusHere(ctx context.Context) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return json.Marshal(report{Shares: shares})
+	return json.Marshal(report{Shares: shares, CapacityBytes: n.capacityHere()})
 }
