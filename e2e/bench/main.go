@@ -41,6 +41,7 @@ var groups = []struct {
 	{"names", (*bench).names},
 	{"million", (*bench).million},
 	{"readers", (*bench).readers},
+	{"epochs", (*bench).epochs},
 }
 
 func main() {
