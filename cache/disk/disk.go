@@ -88,6 +88,10 @@ type Config struct {
 	// of ownership counts, and nothing is protected.
 	Policy Policy
 
+	// CallTimeout is how long one call to the file system may take before it is left
+	// behind and the disk counts as failing. 0 waits for ever.
+	CallTimeout time.Duration
+
 	Verify VerifyMode
 	Logger *slog.Logger // nil discards
 	FS     FS           // nil means [OS]
@@ -144,6 +148,7 @@ type Dir struct {
 	lock    FSFile
 	access  int // how files are opened: O_RDWR, or O_RDONLY to only look
 	scratch *mem.Arena
+	guard   *guard // nil without a CallTimeout
 	ledger  ledger
 	kick    chan struct{} // wakes Run to evict
 	walks   sync.Mutex    // one walk at a time
@@ -198,6 +203,13 @@ func Open(cfg Config) (*Dir, error) {
 	if d.scratch, err = mem.New(int(cfg.Geometry.BlockBytes), int64(blocks)*cfg.Geometry.BlockBytes); err != nil {
 		return nil, err
 	}
+	if cfg.CallTimeout > 0 {
+		if d.guard, err = newGuard(cfg.FS, cfg.CallTimeout, int(cfg.Geometry.BlockBytes), d.noteHang); err != nil {
+			d.release()
+			return nil, fmt.Errorf("cache directory %s: %w", cfg.Path, err)
+		}
+		d.fs = d.guard
+	}
 	if err := d.prepare(); err != nil {
 		d.release()
 		return nil, fmt.Errorf("cache directory %s: %w", cfg.Path, err)
@@ -212,6 +224,11 @@ func (d *Dir) release() {
 	}
 	if err := d.scratch.Close(); err != nil {
 		d.log.Error("close cache directory", "err", err)
+	}
+	if d.guard != nil {
+		if err := d.guard.close(); err != nil {
+			d.log.Warn("close cache directory", "err", err)
+		}
 	}
 }
 

@@ -25,8 +25,8 @@ var errFlawed = errors.New("flawed")
 // every block that it touches, also those of which it returns only a part.
 //
 // The error matches [ErrNotPresent] when a block is absent, [chunk.ErrCorrupt] when one is
-// damaged or cannot be read. After any error but io.EOF a block of the range is
-// absent, so a caller that fetches what [File.Missing] says and asks again gets on.
+// damaged or cannot be read, [ErrHung] when the disk does not answer. After any other
+// error but io.EOF a block of the range is absent, so a caller that fetches what [File.Missing] says and asks again gets on.
 func (f *File) ReadAt(p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("read %s at %d: negative offset", f.obj.URI(), off)
@@ -107,6 +107,9 @@ func (f *File) readRun(b *body, p []byte, first uint32) (int, error) {
 	defer sumsPool.Put(sums)
 	_, dataErr := b.data.ReadAt(p[:bytes], int64(first)*g.BlockBytes)
 	_, sumsErr := b.meta.ReadAt(sums[:4*count], b.l.sums+4*int64(first))
+	if errors.Is(dataErr, ErrHung) || errors.Is(sumsErr, ErrHung) {
+		return 0, errors.Join(dataErr, sumsErr)
+	}
 	done := 0
 	for i := range count {
 		part := p[done : done+g.BlockLen(f.obj.Size, first+i)]
@@ -127,9 +130,12 @@ func (f *File) readRun(b *body, p []byte, first uint32) (int, error) {
 // readBlock reads and checks one present block. A block that is no good is
 // dropped, unless a second look, with writers kept out, finds it good.
 func (f *File) readBlock(b *body, p []byte, block uint32) error {
-	if f.tryBlock(b, p, block) == nil {
+	switch err := f.tryBlock(b, p, block); {
+	case err == nil:
 		f.checked(b, block, len(p))
 		return nil
+	case errors.Is(err, ErrHung):
+		return err // it says nothing about the block
 	}
 	stripe := &f.stripes[block%stripeCount]
 	stripe.Lock()
@@ -141,6 +147,9 @@ func (f *File) readBlock(b *body, p []byte, block uint32) error {
 	if err == nil {
 		f.checked(b, block, len(p))
 		return nil
+	}
+	if errors.Is(err, ErrHung) {
+		return err
 	}
 	return f.drop(b, p, block, err)
 }

@@ -63,6 +63,7 @@ type Stats struct {
 	EvictedBytes   atomic.Int64
 	PunchedBlocks  atomic.Int64 // copies given back one by one, their object staying
 	Walks          atomic.Int64 // of the whole directory, to count or to evict
+	Hung           atomic.Int64 // calls that did not come back in time
 	TooManyOpen    atomic.Int64 // objects refused for want of descriptors
 }
 

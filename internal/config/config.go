@@ -59,6 +59,10 @@ type Config struct {
 	Transit Bytes `name:"transit" scope:"node"`
 	// Bytes a second at which each node hands on what it does not own any more, after the cluster has changed.
 	MoveRate Bytes `name:"move-rate" scope:"node"`
+	// How long one call to the disk of a cache directory may take before reads go elsewhere.
+	DiskTimeout Duration `name:"disk-timeout" scope:"node"`
+	// Bytes a second at which cached data is read and checked in the background, when the disk is not busy. 0: never.
+	ScrubRate Bytes `name:"scrub-rate" scope:"node"`
 	// How long a member that stopped keeps its share of the data.
 	RestartGrace Duration `name:"restart-grace" scope:"node"`
 	// Address and port of metrics and health checks, or "off".
@@ -128,6 +132,8 @@ func Default() Config {
 		PlaceWhole:        1 << 30,
 		MinFree:           256 << 20,
 		MoveRate:          64 << 20,
+		DiskTimeout:       Duration(3 * time.Second),
+		ScrubRate:         16 << 20,
 		RestartGrace:      Duration(5 * time.Minute),
 		MetricsBind:       "127.0.0.1:9400",
 		ControlSocket:     "/run/shardwell/control.sock",

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -50,7 +51,7 @@ func openDisks(cfg config.Config, keep disk.Policy, log *slog.Logger) (*disks, e
 		dir, err := disk.Open(disk.Config{
 			Path: c.Path, Geometry: cfg.Geometry(), BudgetBytes: int64(c.Budget),
 			FloorBytes: int64(cfg.MinFree), FloorInodes: floorInodes,
-			TransitBytes: int64(cfg.Transit), Policy: keep, Verify: verify, Logger: log,
+			TransitBytes: int64(cfg.Transit), Policy: keep, CallTimeout: time.Duration(cfg.DiskTimeout), Verify: verify, Logger: log,
 		})
 		if err != nil {
 			d.Close()
