@@ -169,8 +169,11 @@ func (f *File) Backing() (*os.File, bool) {
 
 // Release gives up the reference. The File, and what was lent from it, must not
 // be used by the caller afterwards.
-func (f *File) Release() {
-	f.lastUse.Store(time.Now().UnixNano())
+func (f *File) Release() { f.release(time.Now().UnixNano()) }
+
+// release is Release for a use at a time; of several the last one counts.
+func (f *File) release(used int64) {
+	f.lastUse.Store(max(used, f.lastUse.Load()))
 	d := f.d
 	d.mu.Lock()
 	f.refs--

@@ -48,6 +48,11 @@ func (d *Dir) metaPath(id chunk.ObjectID) string {
 // caller wants only what exists.
 func (f *File) load(obj *chunk.Object, owned bool) error {
 	f.lastUse.Store(time.Now().UnixNano())
+	return f.look(obj, owned)
+}
+
+// look is load that is no use.
+func (f *File) look(obj *chunk.Object, owned bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.loaded {

@@ -63,6 +63,10 @@ type Stats struct {
 	EvictedBytes   atomic.Int64
 	PunchedBlocks  atomic.Int64 // copies given back one by one, their object staying
 	Walks          atomic.Int64 // of the whole directory, to count or to evict
+	ScrubbedBytes  atomic.Int64 // read and checked by Scrub
+	ScrubDamaged   atomic.Int64 // blocks that Scrub dropped
+	ScrubRounds    atomic.Int64 // times that Scrub has been through everything
+	ScrubPauses    atomic.Int64 // seconds that it rested, for the disk was busy or failing
 	Hung           atomic.Int64 // calls that did not come back in time
 	TooManyOpen    atomic.Int64 // objects refused for want of descriptors
 }

@@ -30,9 +30,10 @@ const sessionsName = "sessions"
 // chosen by its identity, so that each is found without a search. No directories are
 // a tier as well: one that holds nothing.
 type disks struct {
-	log   *slog.Logger
-	dirs  []*disk.Dir
-	seeds []uint64 // of the dirs, by their ids: placement survives a change of their order or paths
+	log       *slog.Logger
+	dirs      []*disk.Dir
+	scrubRate int64    // bytes a second of each
+	seeds     []uint64 // of the dirs, by their ids: placement survives a change of their order or paths
 
 	mu       sync.Mutex
 	sessions string // directory for the state of mounts, "" before the first
@@ -42,7 +43,7 @@ var errNoDisk = errors.New("this node has no cache directory")
 
 // openDisks opens the directories of cfg.
 func openDisks(cfg config.Config, keep disk.Policy, log *slog.Logger) (*disks, error) {
-	d := &disks{log: log}
+	d := &disks{log: log, scrubRate: int64(cfg.ScrubRate)}
 	for _, c := range cfg.CacheDirs {
 		verify := disk.VerifyAuto
 		if cfg.VerifyReads == "always" {
@@ -139,6 +140,11 @@ func (d *disks) Run(ctx context.Context) error {
 	group, run := errgroup.WithContext(ctx)
 	for _, dir := range d.dirs {
 		group.Go(func() error { return part(run, dir.Path(), dir.Run) })
+		if d.scrubRate > 0 {
+			group.Go(func() error {
+				return part(run, dir.Path(), func(ctx context.Context) error { return dir.Scrub(ctx, d.scrubRate) })
+			})
+		}
 	}
 	if err := group.Wait(); err != nil {
 		return err
