@@ -154,12 +154,13 @@ func (f *File) Trusted() bool {
 }
 
 // Backing returns the data file for the kernel to read by itself, when the object is
-// complete and trusted. It is the File's own: valid until Release, and not to
+// complete and trusted and the disk is well: what the kernel reads by itself cannot be
+// had from elsewhere when the disk fails. It is the File's own: valid until Release, and not to
 // be closed. While the File is held its bytes are neither punched nor
 // truncated; it can only be unlinked whole.
 func (f *File) Backing() (*os.File, bool) {
 	b := f.body.Load()
-	if b == nil || f.d.cfg.Verify == VerifyAlways || f.doomed.Load() ||
+	if b == nil || f.d.cfg.Verify == VerifyAlways || f.doomed.Load() || f.d.health.State() != Normal ||
 		b.present.Load() != b.blocks || b.unverified.Load() != 0 {
 		return nil, false
 	}

@@ -66,12 +66,9 @@ type guarded struct {
 // on, and late runs after it. call and late use nothing that the caller uses
 // afterwards.
 func (g *guard) do(op string, call func() error, late func()) error {
-	if g.hung.Load() >= maxHung {
+	timeout, ok := g.patience()
+	if !ok {
 		return fmt.Errorf("%s: %w", op, ErrHung)
-	}
-	timeout := g.timeout
-	if g.hung.Load() > 0 {
-		timeout /= hurryShare
 	}
 	c, _ := g.calls.Get().(*guarded)
 	if c == nil {
@@ -110,6 +107,17 @@ func (g *guard) do(op string, call func() error, late func()) error {
 		g.onHang(op)
 	}
 	return fmt.Errorf("%s: %w", op, ErrHung)
+}
+
+// patience is how long a call may take now; ok is false when none is to be tried.
+func (g *guard) patience() (timeout time.Duration, ok bool) {
+	switch n := g.hung.Load(); {
+	case n >= maxHung:
+		return 0, false
+	case n > 0:
+		return g.timeout / hurryShare, true
+	}
+	return g.timeout, true
 }
 
 func (g *guard) end(c *guarded, err error) error {
@@ -213,12 +221,17 @@ func (f guardedFile) transfer(op string, p []byte, write bool, call func(buf []b
 	return *n, err
 }
 
-// buffer waits its turn for a buffer, not longer than for a call.
+// buffer waits its turn for a buffer, not longer than for a call, and not at all when none is
+// to be tried: calls that hang may have all buffers.
 func (g *guard) buffer() ([]byte, error) {
+	timeout, ok := g.patience()
+	if !ok {
+		return nil, ErrHung
+	}
 	if buf := g.buffers.TryGet(); buf != nil {
 		return buf, nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), g.timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	buf, err := g.buffers.Get(ctx)
 	if err != nil {

@@ -42,11 +42,19 @@ var groups = []struct {
 	{"million", (*bench).million},
 	{"readers", (*bench).readers},
 	{"epochs", (*bench).epochs},
+	{"diskfaults", (*bench).diskFaults},
 }
 
 func main() {
 	if len(os.Args) == 4 && os.Args[1] == bareCommand {
 		if err := serveBare(os.Args[2], os.Args[3]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	if len(os.Args) == 5 && os.Args[1] == faultyCommand {
+		if err := serveFaulty(os.Args[2], os.Args[3], os.Args[4]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
