@@ -43,6 +43,9 @@ var groups = []struct {
 	{"readers", (*bench).readers},
 	{"epochs", (*bench).epochs},
 	{"diskfaults", (*bench).diskFaults},
+	{"restart", (*bench).restart},
+	{"verify", (*bench).verify},
+	{"openfiles", (*bench).openfiles},
 }
 
 func main() {
