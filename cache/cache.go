@@ -24,7 +24,7 @@
 // Parts: cache/mem, the arena. Implementations: cache/disk, a
 // [Tier] by way of [TierOf]. cache/meta stands beside it.
 //
-// Lock order: flight.mu, then object.mu, then Cache.mu; unread.mu stands alone. No I/O
+// Lock order: leash.mu, then flight.mu, then object.mu, then Cache.mu; unread.mu stands alone. No I/O
 // under any of them.
 package cache
 
@@ -51,7 +51,7 @@ const (
 	DefaultMaxPrefetches = 32  // of these and of those queued; 256 MiB of chunks ahead
 )
 
-// Config is what a [Cache] stands on. Peers, Disk and Owned may be nil.
+// Config is what a [Cache] stands on. Peers, Disk, Owned and Keeps may be nil.
 type Config struct {
 	Geometry chunk.Geometry
 	Disk     Tier       // nil: blocks are kept in memory only
@@ -63,12 +63,19 @@ type Config struct {
 	// owner's flight asks peers only for what they hold, so any peer may wait for it.
 	Owned func(chunk.Request) bool
 
+	// Keeps reports whether this node owns a part of an object. Then the tier keeps
+	// the object as one of its own: it drops objects whole, and with one that is owned chunk by
+	// chunk it would drop what nobody else is to have. nil: Owned of the first chunk.
+	Keeps func(chunk.Object, chunk.ObjectID) bool
+
 	// MemoryBlocks is how many buffers of the arena may hold blocks for later
 	// readers; the rest is for blocks in transit, at least one. Default and
 	// maximum: half of the arena. Negative keeps none.
 	MemoryBlocks int
 
-	ReadBudget time.Duration // how long a block may fail before its readers get the error
+	// ReadBudget is how long a reader waits without a block before he gets an error. It is
+	// one budget, whoever is asked how often: each is told what is left of it.
+	ReadBudget time.Duration
 	Linger     time.Duration // how long a fetch goes on after the last who wanted it was interrupted
 
 	// How long an attempt may bring no block before it is cut and made anew. They
@@ -113,6 +120,11 @@ func (c *Config) setDefaults() {
 	}
 	if c.Owned == nil {
 		c.Owned = func(chunk.Request) bool { return c.Peers == nil }
+	}
+	if c.Keeps == nil {
+		c.Keeps = func(obj chunk.Object, id chunk.ObjectID) bool {
+			return c.Owned(chunk.Request{Object: obj, ID: id, Span: c.Geometry.ChunkSpan(obj.Size, 0)})
+		}
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

@@ -23,6 +23,7 @@ var (
 	errServed    = errors.New("all blocks came by other ways")
 	errAbandoned = errors.New("nobody waits for the blocks any more")
 	errStalled   = errors.New("no block came in time")
+	errLate      = errors.New("no block came within the time of those who wait")
 )
 
 // call is one fetch of a run of blocks of a flight, with its retries.
@@ -30,24 +31,26 @@ type call struct {
 	fl       *flight
 	req      chunk.Request // with Source set, Span the whole run
 	detached bool          // prefetch: goes on though nobody waits
+	began    time.Time
 	ticket   *ticket
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
 
 	// Under flight.mu:
-	left      blockSet // to be brought by this call, not arrived
-	ahead     blockSet // those of left that memory is promised for
-	atOrigin  bool     // the one who asks the origin for left
-	dead      bool     // about to end: serves nobody
-	deadline  time.Time
+	left      blockSet  // to be brought by this call, not arrived
+	ahead     blockSet  // those of left that memory is promised for
+	atOrigin  bool      // the one who asks the origin for left
+	dead      bool      // about to end: serves nobody
+	deadline  time.Time // of who waits longest; each block is a new beginning
+	last      error     // of the last attempt that failed
 	lingering *time.Timer
 }
 
-// start begins a call for the blocks [first, end) of the chunk. Callers hold mu,
-// and have had memory promised for the blocks [ahead, end).
-func (fl *flight) start(first, ahead, end uint32, like chunk.Request, detached bool) {
+// start begins a call for the blocks [first, end) of the chunk, for somebody who waits
+// until deadline. Callers hold mu, and have had memory promised for the blocks [ahead, end).
+func (fl *flight) start(first, ahead, end uint32, like chunk.Request, deadline time.Time, detached bool) {
 	cache := fl.obj.c
-	c := &call{fl: fl, detached: detached, req: like, deadline: time.Now().Add(cache.cfg.ReadBudget)}
+	c := &call{fl: fl, detached: detached, req: like, began: time.Now(), deadline: deadline}
 	c.req.Object, c.req.ID = fl.obj.Object, fl.obj.id
 	c.req.Span = chunk.Span{First: fl.span.First + first, Count: end - first}
 	c.req.HeldOnly, c.req.Settled = false, false
@@ -111,9 +114,7 @@ func (c *call) serves(req chunk.Request) bool {
 
 // join says that somebody waits for c until deadline. Callers hold flight.mu.
 func (c *call) join(deadline time.Time, background bool) {
-	if deadline.After(c.deadline) {
-		c.deadline = deadline
-	}
+	c.extend(deadline)
 	if c.lingering != nil {
 		c.lingering.Stop()
 		c.lingering = nil
@@ -151,6 +152,7 @@ func (c *call) run() {
 	defer cache.calls.Done()
 	err := cache.slots.acquire(c.ctx, c.ticket)
 	if err == nil {
+		c.admitted()
 		err = c.fetch()
 		cache.slots.release(c.ticket)
 	}
@@ -237,7 +239,7 @@ func (c *call) fetch() error {
 		if progress {
 			pause = firstPause
 		}
-		if !c.mayRetry(progress, pause) {
+		if !c.mayRetry(err, pause) {
 			return c.failed(err, attempts)
 		}
 		c.fl.obj.c.stats.Retries.Add(1)
@@ -252,15 +254,13 @@ func (c *call) fetch() error {
 	}
 }
 
-// mayRetry reports whether there is time for another attempt after a pause.
-func (c *call) mayRetry(progress bool, pause time.Duration) bool {
+// mayRetry notes why an attempt failed, and reports whether there is time for another
+// after a pause.
+func (c *call) mayRetry(err error, pause time.Duration) bool {
 	c.fl.mu.Lock()
 	defer c.fl.mu.Unlock()
-	now := time.Now()
-	if progress {
-		c.deadline = now.Add(c.fl.obj.c.cfg.ReadBudget)
-	}
-	return now.Add(pause).Before(c.deadline)
+	c.last = err
+	return time.Now().Add(pause).Before(c.deadline)
 }
 
 // failed logs an error, once for all who wait, and names what it is about.
@@ -275,7 +275,7 @@ func (c *call) failed(err error, attempts int) error {
 func (c *call) try(span chunk.Span) (progress bool, err error) {
 	cfg := &c.fl.obj.c.cfg
 	if cfg.Peers != nil {
-		progress, err = c.attempt(cfg.Peers, span, FromPeer, cfg.PeerStall)
+		progress, err = c.attempt(cfg.Peers, span, FromPeer, cfg.PeerStall, peersGrace)
 		c.req.Source.Set("")
 		if !errors.Is(err, chunk.ErrNotHeld) {
 			return progress, err
@@ -285,7 +285,8 @@ func (c *call) try(span chunk.Span) (progress bool, err error) {
 	if !ok {
 		return true, nil // another call of this flight asks the origin for them
 	}
-	more, err := c.attempt(cfg.Origin, span, FromOrigin, cfg.OriginStall)
+	more, err := c.attempt(cfg.Origin, span, FromOrigin, cfg.OriginStall, 0)
+	err = objstore.Unavailable(err)
 	if err != nil && cfg.Peers != nil {
 		// The next attempt begins with the peers again, who may then wait for others.
 		c.fl.mu.Lock()
@@ -312,27 +313,32 @@ func (c *call) claim() (chunk.Span, bool) {
 }
 
 // attempt fetches a span from one upstream. It cuts an upstream that brings no
-// block within stall.
-func (c *call) attempt(up chunk.Fetcher, span chunk.Span, from Source, stall time.Duration) (progress bool, err error) {
+// block within stall, or within the time of those who wait and grace.
+func (c *call) attempt(up chunk.Fetcher, span chunk.Span, from Source, stall, grace time.Duration) (progress bool, err error) {
 	ctx, cancel := context.WithCancelCause(c.ctx)
 	defer cancel(nil)
-	watchdog := time.AfterFunc(stall, func() { cancel(errStalled) })
-	defer watchdog.Stop()
+	leash := c.hold(stall, grace, cancel)
+	defer leash.loosen()
 	req := c.req
 	req.Span = span
+	req.Patience = max(c.timeLeft(), minAttempt)
 	got := uint32(0)
 	err = up.Fetch(ctx, req, func(b chunk.Block) error {
-		watchdog.Stop() // time that readers take is not the upstream's
-		defer watchdog.Reset(stall)
+		leash.loosen() // time that readers take is not the upstream's
+		defer leash.fasten()
 		got++
 		return c.deliver(ctx, b, span, from)
 	})
+	cause := context.Cause(ctx)
 	switch {
 	case err == nil && got < span.Count:
 		err = fmt.Errorf("%v from %v: %d blocks came and no error", span, from, got)
-	case err != nil && context.Cause(ctx) == errStalled:
-		c.fl.obj.c.stats.Stalls.Add(1)
-		err = fmt.Errorf("%v from %v: %w", span, from, errStalled)
+	case err != nil && (cause == errStalled || cause == errLate):
+		if cause == errStalled {
+			c.fl.obj.c.stats.Stalls.Add(1)
+		}
+		// Not a context's end: err may be one, and say what was waited for.
+		err = fmt.Errorf("%v from %v: %w: %v", span, from, cause, err)
 	case err != nil && ctx.Err() == nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)):
 		err = fmt.Errorf("%v from %v: %v", span, from, err) // the upstream's own: transient
 	}

@@ -37,9 +37,12 @@ type fakeTier struct {
 	refuse     func(chunk.Block) bool        // refuses some
 	unreadable func(block uint32) (bad bool) // reads fail, the block stays
 	noAcquire  bool
+	owned      map[chunk.ObjectID]bool // as acquired last
 }
 
-func newTier() *fakeTier { return &fakeTier{files: make(map[chunk.ObjectID]*fakeFile)} }
+func newTier() *fakeTier {
+	return &fakeTier{files: make(map[chunk.ObjectID]*fakeFile), owned: make(map[chunk.ObjectID]bool)}
+}
 
 func (t *fakeTier) Acquire(obj chunk.Object, id chunk.ObjectID, owned bool) (*fakeFile, error) {
 	t.mu.Lock()
@@ -47,6 +50,7 @@ func (t *fakeTier) Acquire(obj chunk.Object, id chunk.ObjectID, owned bool) (*fa
 	if t.noAcquire {
 		return nil, errDisk
 	}
+	t.owned[id] = owned
 	f := t.files[id]
 	if f == nil {
 		f = &fakeFile{t: t, size: obj.Size, blocks: make(map[uint32]chunk.Block)}

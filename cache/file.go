@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"sync/atomic"
+	"time"
 
 	"github.com/shardwell/shardwell/internal/chunk"
 )
@@ -147,7 +148,7 @@ func (f *File) prefetchChunk(index uint32, span chunk.Span) bool {
 		if end == first {
 			f.c.slots.unreserve()
 		} else {
-			fl.start(first, ahead, end, req, true)
+			fl.start(first, ahead, end, req, time.Now().Add(f.c.cfg.ReadBudget), true)
 		}
 		if cut {
 			f.c.stats.PrefetchDropped.Add(1)

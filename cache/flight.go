@@ -35,7 +35,9 @@ type waiter struct {
 	peer    bool
 	ready   []arrival // for a peer: all that arrived; for a reader without p: what no tier keeps
 	err     error     // of the fetch of a missing block
+	until   time.Time // when it gives up, unless a block comes
 	notify  chan struct{}
+	timer   *time.Timer // reused; stopped unless it waits
 }
 
 // arrival is a block that came while somebody waited for it.
@@ -66,7 +68,7 @@ func (c *Cache) freeWaiter(w *waiter) {
 	default:
 	}
 	clear(w.ready)
-	*w = waiter{notify: w.notify, ready: w.ready[:0]}
+	*w = waiter{notify: w.notify, timer: w.timer, ready: w.ready[:0]}
 	c.waiters.Put(w)
 }
 
@@ -77,13 +79,13 @@ func (w *waiter) wake() {
 	}
 }
 
-// enter adds w, whose readers' patience begins now. Callers hold mu.
+// enter adds w, whose patience begins now. Callers hold mu.
 func (fl *flight) enter(w *waiter) {
 	fl.waiters = append(fl.waiters, w)
-	deadline := time.Now().Add(fl.obj.c.cfg.ReadBudget)
+	w.until = time.Now().Add(fl.obj.c.patience(w.req))
 	for _, c := range fl.calls {
 		if w.missing.meets(&c.left) && c.serves(w.req) {
-			c.join(deadline, w.req.Background)
+			c.join(w.until, w.req.Background)
 		}
 	}
 }
@@ -163,7 +165,7 @@ func (fl *flight) launch(w *waiter) {
 		if fl.obj.streams() {
 			ahead, end = wanted, wanted+uint32(fl.obj.c.pages.promise(int(end-wanted)))
 		}
-		fl.start(first, ahead, end, w.req, false)
+		fl.start(first, ahead, end, w.req, w.until, false)
 	}
 }
 
@@ -187,6 +189,7 @@ func (fl *flight) extended(end uint32, w *waiter) uint32 {
 func (fl *flight) land(by *call, b chunk.Block, from Source, stored bool) *page {
 	ps := fl.obj.c.pages
 	i := b.Index - fl.span.First
+	fl.progress(by)
 	promises := 0
 	for _, c := range fl.calls {
 		if !c.left.has(i) {

@@ -138,12 +138,7 @@ func (l *lending) loop(ctx context.Context, fl *flight, w *waiter) error {
 		} else {
 			fl.launch(w)
 		}
-		fl.mu.Unlock()
-		select {
-		case <-w.notify:
-		case <-ctx.Done():
-		}
-		fl.mu.Lock()
+		fl.wait(ctx, w)
 	}
 }
 

@@ -29,6 +29,8 @@ type object struct {
 	// fetched again and served from memory.
 	unreadable    map[uint32]struct{}
 	anyUnreadable atomic.Bool
+
+	failures map[uint32]failure // of readers, by chunk; those of the last moment
 }
 
 // maxUnreadable bounds object.unreadable: behind it all of the file counts as unreadable.
@@ -58,9 +60,7 @@ func (o *object) openTier() {
 	if o.c.cfg.Disk == nil {
 		return
 	}
-	span := o.c.cfg.Geometry.ChunkSpan(o.Size, 0)
-	owned := o.c.cfg.Owned(chunk.Request{Object: o.Object, ID: o.id, Span: span})
-	f, err := o.c.cfg.Disk.Acquire(o.Object, o.id, owned)
+	f, err := o.c.cfg.Disk.Acquire(o.Object, o.id, o.c.cfg.Keeps(o.Object, o.id))
 	if err != nil {
 		o.c.stats.DiskErrors.Add(1)
 		o.c.cfg.Logger.Warn("disk tier does without an object", "op", "acquire", "object", o.URI(), "error", err)

@@ -122,6 +122,9 @@ func (r *read) fill(ctx context.Context, p part) error {
 // returns which blocks it copied.
 func (r *read) fly(ctx context.Context, p part, missing blockSet) (copied blockSet, err error) {
 	o := r.f.obj
+	if err := o.justFailed(p.index); err != nil {
+		return copied, err
+	}
 	fl := o.join(p.index)
 	defer o.leave(fl)
 	w := o.c.newWaiter(chunk.Request{})
@@ -141,18 +144,16 @@ func (r *read) fly(ctx context.Context, p part, missing blockSet) (copied blockS
 			break
 		}
 		fl.launch(w)
-		fl.mu.Unlock()
-		select {
-		case <-w.notify:
-		case <-ctx.Done():
-		}
-		fl.mu.Lock()
+		fl.wait(ctx, w)
 	}
 	fl.exit(w)
 	copied, err = w.copied, w.err
 	done := w.missing.empty()
 	fl.mu.Unlock()
-	if err == nil && !done {
+	switch {
+	case err != nil:
+		o.remember(p.index, err)
+	case !done:
 		err = fmt.Errorf("read %s: %w", o.URI(), ctx.Err())
 	}
 	return copied, err

@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"sync"
+	"time"
 )
 
 // bucketKey tells apart the upstreams that may be slow one without the other.
@@ -15,6 +16,13 @@ type ticket struct {
 	running    bool
 	reserved   bool // one of slots.prefetches is its own
 	admitted   chan struct{}
+	use        *bucketUse // from acquire on
+}
+
+// bucketUse is what the calls to one bucket do.
+type bucketUse struct {
+	running, queued int
+	moved           time.Time // when one of them last brought a block
 }
 
 func newTicket(key bucketKey, background, reserved bool) *ticket {
@@ -28,13 +36,13 @@ type slots struct {
 
 	mu         sync.Mutex
 	running    int
-	perBucket  map[bucketKey]int
-	prefetches int       // reserved: running, queued or about to be
-	queue      []*ticket // bounded by the readers and peers that wait, and maxPrefetches
+	perBucket  map[bucketKey]*bucketUse // those with calls
+	prefetches int                      // reserved: running, queued or about to be
+	queue      []*ticket                // bounded by the readers and peers that wait, and maxPrefetches
 }
 
 func newSlots(max, maxBucket, maxPrefetches int) *slots {
-	return &slots{max: max, maxBucket: maxBucket, maxPrefetches: maxPrefetches, perBucket: make(map[bucketKey]int)}
+	return &slots{max: max, maxBucket: maxBucket, maxPrefetches: maxPrefetches, perBucket: make(map[bucketKey]*bucketUse)}
 }
 
 // reserve makes room for one prefetch, unless there are too many already. Its
@@ -58,6 +66,11 @@ func (s *slots) unreserve() {
 // acquire waits for t's turn. After nil the caller calls release.
 func (s *slots) acquire(ctx context.Context, t *ticket) error {
 	s.mu.Lock()
+	if t.use = s.perBucket[t.key]; t.use == nil {
+		t.use = new(bucketUse)
+		s.perBucket[t.key] = t.use
+	}
+	t.use.queued++
 	s.queue = append(s.queue, t)
 	s.dispatch()
 	s.mu.Unlock()
@@ -101,11 +114,36 @@ func (s *slots) promote(t *ticket) {
 
 func (s *slots) end(t *ticket) {
 	s.running--
-	if s.perBucket[t.key]--; s.perBucket[t.key] == 0 {
-		delete(s.perBucket, t.key)
-	}
+	t.use.running--
+	s.drop(t)
 	s.uncount(t)
 	s.dispatch()
+}
+
+// drop forgets a bucket without calls. Callers hold mu.
+func (s *slots) drop(t *ticket) {
+	if t.use.running == 0 && t.use.queued == 0 {
+		delete(s.perBucket, t.key)
+	}
+}
+
+// progress notes that a call brought a block.
+func (s *slots) progress(t *ticket) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if t.use != nil {
+		t.use.moved = time.Now()
+	}
+}
+
+// look tells whether a call is in the queue, and when one to its bucket last brought a block.
+func (s *slots) look(t *ticket) (queued bool, moved time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if t.use == nil { // about to be queued
+		return true, moved
+	}
+	return !t.running, t.use.moved
 }
 
 func (s *slots) uncount(t *ticket) {
@@ -119,6 +157,8 @@ func (s *slots) unqueue(t *ticket) {
 	for i, other := range s.queue {
 		if other == t {
 			s.queue = append(s.queue[:i], s.queue[i+1:]...)
+			t.use.queued--
+			s.drop(t)
 			break
 		}
 	}
@@ -129,14 +169,15 @@ func (s *slots) dispatch() {
 	for _, background := range [...]bool{false, true} {
 		for i := 0; i < len(s.queue) && s.running < s.max; {
 			t := s.queue[i]
-			if t.background != background || s.perBucket[t.key] >= s.maxBucket {
+			if t.background != background || t.use.running >= s.maxBucket {
 				i++
 				continue
 			}
 			s.queue = append(s.queue[:i], s.queue[i+1:]...)
 			t.running = true
 			s.running++
-			s.perBucket[t.key]++
+			t.use.queued--
+			t.use.running++
 			close(t.admitted)
 		}
 	}

@@ -10,7 +10,7 @@ import (
 // cost hits, never a read: the cache goes on without it.
 type Tier interface {
 	// Acquire returns the file of an object, which holds no block yet if it is
-	// new. Owned says that this node is the object's owner. The caller releases it.
+	// new. Owned says that this node owns the object or a part of it. The caller releases it.
 	Acquire(obj chunk.Object, id chunk.ObjectID, owned bool) (TierFile, error)
 	// Find returns the file of an object that the tier holds something of, or an error.
 	Find(id chunk.ObjectID) (TierFile, error)

@@ -96,6 +96,7 @@ func TestOriginBodyStalls(t *testing.T) {
 }
 
 // Answers that are not what was asked for are found, asked for again, and never cached.
+// SEMANTICS B6: An answer of the origin that is too short, too long, of another range or of another version is never cached and never shown.
 func TestOriginLies(t *testing.T) {
 	for _, lie := range []origin.Lie{origin.LieShort, origin.LieLong, origin.LieRange, origin.LieWhole, origin.LieBadRange} {
 		t.Run(string(lie), func(t *testing.T) {
@@ -140,7 +141,8 @@ func TestOriginGoneAndBack(t *testing.T) {
 	begin := time.Now()
 	_, err := os.ReadFile(filepath.Join(dirs[c.Nodes[0]], "0007"))
 	waited := time.Since(begin)
-	if !errors.Is(err, syscall.EIO) || waited < 2*time.Second || waited > 30*time.Second {
+	t.Logf("a file that is not cached, while the origin is gone: %v after %v", err, waited)
+	if !errors.Is(err, syscall.EIO) || waited < 2*time.Second || waited > 8*time.Second {
 		t.Errorf("a file that is not cached, while the origin is gone: %v after %v; want EIO after some 5 s", err, waited)
 	}
 	must(t, c.Origin.Resume())

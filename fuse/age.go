@@ -7,7 +7,8 @@ const (
 	// forever is how long what cannot change is kept: a year, well within the range
 	// of the kernel's clock.
 	forever = 365 * 24 * time.Hour
-	// openModeAge is how old a look-up may be in ModeOpen, where opens ask anew.
+	// openModeAge is how old a listing, or the look-up of a name that is there, may be in
+	// ModeOpen, where opens ask anew.
 	openModeAge = time.Second
 )
 
@@ -23,8 +24,20 @@ func (s *Session) maxAge() time.Duration {
 }
 
 // maxAbsentAge is how old "there is none" may be. Also where nothing that is there
-// changes, names are added.
+// changes, names are added. In ModeOpen it is asked anew: a name that is not there
+// comes to no open that could ask.
 func (s *Session) maxAbsentAge() time.Duration {
+	switch s.cfg.Consistency.Mode {
+	case ModeOpen:
+		return 0
+	case ModeImmutable:
+		return s.cfg.Consistency.TTL
+	}
+	return s.maxAge()
+}
+
+// maxPageAge is how old a page of a listing may be that is asked for.
+func (s *Session) maxPageAge() time.Duration {
 	if s.cfg.Consistency.Mode == ModeImmutable {
 		return s.cfg.Consistency.TTL
 	}

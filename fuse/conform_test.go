@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 	"testing/fstest"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 )
@@ -42,7 +43,8 @@ var awkward = map[string]string{
 	"..." + "x":                   "...x",
 	strings.Repeat("n", 255):      strings.Repeat("n", 255),
 	strings.Repeat("n", 256):      "",
-	"not\xff\xfeutf8":             "not\xff\xfeutf8",
+	"not\xff\xfeutf8":             "not\xff\xfeutf8", // at an origin that takes it
+	"dir\xc3/of some":             "dir\xc3/of some", // as well
 	"ctl\x01\n\t":                 "ctl\x01\n\t",
 	`back\slash`:                  `back\slash`,
 	"caf\u00e9":                   "caf\u00e9",
@@ -61,25 +63,33 @@ var awkward = map[string]string{
 // name.
 //
 // SEMANTICS N2: A key that cannot be a path (an empty part, `.`, `..`, a NUL byte, a part over 255
-// bytes, `a` beside `a/b`) is left out, counted, and named in `shardwell status`; nothing else
-// suffers.
+// bytes, a key over 4095 bytes, `a` beside `a/b`, one that is not UTF-8 where the origin is S3) is left
+// out, counted, and named in `shardwell status`; nothing else suffers.
 //
-// SEMANTICS N3: Look-up and listing agree: every name that a directory lists can be opened, and a name
-// that it does not list cannot.
+// SEMANTICS N3: Look-up and listing agree, as far as they are of the same time: every name that a
+// directory lists can be opened, and a name that it does not list cannot.
 func TestAwkwardKeys(t *testing.T) {
 	o := newOrigin()
 	o.pageSize = 3 // `red` and `red/` come in different pages
-	want := map[string][]byte{}
-	for key, name := range awkward {
-		data := []byte("content of " + key)
-		o.put(key, data)
-		if name != "" {
-			want[name] = data
-		}
+	for key := range awkward {
+		o.put(key, []byte("content of "+key))
 	}
-	for _, order := range []string{"list first", "look up first"} {
+	left := []string{"a//", "/", ".", "..", "up/../", "dots/./", strings.Repeat("n", 256), "blue", "red", "nul\x00name"}
+	for _, order := range []string{"list first", "look up first", "list first, UTF-8", "look up first, UTF-8"} {
 		t.Run(order, func(t *testing.T) {
-			m := mount(t, o, nil)
+			order, _, onlyUTF8 := strings.Cut(order, ", ")
+			o.onlyUTF8 = onlyUTF8
+			left := left
+			want := map[string][]byte{}
+			for key, name := range awkward {
+				if name != "" && (!onlyUTF8 || utf8.ValidString(key)) {
+					want[name] = []byte("content of " + key)
+				}
+			}
+			if onlyUTF8 {
+				left = append(left[:len(left):len(left)], "not\xff\xfeutf8", "dir\xc3/")
+			}
+			m := mount(t, o, func(c *Config) { c.UTF8Keys = onlyUTF8 })
 			if order == "look up first" {
 				checkFiles(t, m, want)
 			}
@@ -113,7 +123,12 @@ func TestAwkwardKeys(t *testing.T) {
 			for _, k := range m.SkippedKeys() {
 				skipped[k.Key] = k.Reason
 			}
-			for _, key := range []string{"a//", "/", ".", "..", "up/../", "dots/./", strings.Repeat("n", 256), "blue", "red", "nul\x00name"} {
+			for key := range awkward {
+				if _, err := os.Lstat(m.path(key)); onlyUTF8 && !utf8.ValidString(key) && !errors.Is(err, fs.ErrNotExist) {
+					t.Errorf("%q by name: %v", key, err)
+				}
+			}
+			for _, key := range left {
 				if skipped[key] == "" {
 					t.Errorf("%q is not named among the skipped: %q", key, skipped)
 				}
@@ -405,8 +420,8 @@ func TestCheck(t *testing.T) {
 		"":     "",
 		"p":    "",
 		"p/":   "",
-		"p/f":  "s3://bucket/p/f names an object, not a directory: mount what it lies in: no such object",
-		"none": `s3://bucket/none: nothing in the bucket begins with "none/": no such object`,
+		"p/f":  "s3://bucket/p/f names an object, not a directory: mount what it lies in",
+		"none": `s3://bucket/none: nothing in the bucket begins with "none/"`,
 	} {
 		s, err := New(Config{Bucket: fakeBucket, Prefix: prefix, Names: o, Data: o, StateDir: t.TempDir(), Buffers: buffers})
 		if err != nil {

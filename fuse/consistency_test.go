@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -25,8 +27,7 @@ func content(t *testing.T, path string) string {
 // An object that is overwritten under an open handle: the handle gets ESTALE, never
 // new bytes; a new open gets the new version.
 //
-// SEMANTICS B1: A handle reads one version of an object: the version that was current when it was
-// opened.
+// SEMANTICS B1: A handle reads one version of an object: the one that its open saw.
 //
 // SEMANTICS B2: When an object is overwritten or deleted under an open handle, a read returns the old
 // bytes where they are still held, else ESTALE; never a mix of versions, never zeros, never a short
@@ -35,7 +36,8 @@ func content(t *testing.T, path string) string {
 // SEMANTICS F1: With `ttl=60s` (the default; any duration) an open sees a version that was current at
 // most that long ago.
 //
-// SEMANTICS F2: With `open`, an open sees a version that was current after the call began.
+// SEMANTICS F2: With `open`, an open sees a version that was current after the call began; a name that
+// was gone by then is ENOENT.
 func TestOverwrittenWhileOpen(t *testing.T) {
 	for mode, c := range map[string]Consistency{"open": {Mode: ModeOpen}, "ttl": {TTL: time.Millisecond}} {
 		t.Run(mode, func(t *testing.T) {
@@ -103,6 +105,68 @@ func TestDeletedWhileOpen(t *testing.T) {
 	}
 }
 
+// With ModeOpen a name that is gone is ENOENT, also where answers of up to a second ago
+// say otherwise: the look-up that follows a stale open takes those.
+func TestGoneBehindOldAnswers(t *testing.T) {
+	o, old := newOrigin(), newOrigin()
+	o.put("f", []byte("x"))
+	old.put("f", []byte("x"))
+	m := mount(t, o, func(c *Config) { c.Consistency.Mode = ModeOpen })
+	if got := content(t, m.path("f")); got != "x" {
+		t.Fatal(got)
+	}
+	o.mu.Lock()
+	o.old, o.oldAge = old, 500*time.Millisecond
+	o.mu.Unlock()
+	o.delete("f")
+	for range 3 {
+		if _, err := os.Open(m.path("f")); !errors.Is(err, syscall.ENOENT) {
+			t.Errorf("a new open: %v", err)
+		}
+	}
+}
+
+// A name that is not there is asked for anew with ModeOpen: an open sees what was
+// written before it.
+func TestNewBehindOldAnswers(t *testing.T) {
+	o, old := newOrigin(), newOrigin()
+	o.put("d/other", nil)
+	m := mount(t, o, func(c *Config) { c.Consistency.Mode = ModeOpen })
+	names(t, m.path("d"))
+	if _, err := os.Stat(m.path("d/f")); !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	o.mu.Lock()
+	o.old, o.oldAge = old, 500*time.Millisecond
+	o.mu.Unlock()
+	o.put("d/f", []byte("x"))
+	if got := content(t, m.path("d/f")); got != "x" {
+		t.Errorf("read: %q", got)
+	}
+}
+
+// What was asked before a Forget and answered after it does not count as fresh.
+func TestForgetWhileAsking(t *testing.T) {
+	o := newOrigin()
+	o.put("f", []byte("one"))
+	var session atomic.Pointer[testMount]
+	once := sync.OnceFunc(func() {
+		o.put("f", []byte("two!"))
+		if err := session.Load().Forget(t.Context(), ""); err != nil {
+			t.Error(err)
+		}
+	})
+	o.answered = func(string) { once() }
+	m := mount(t, o, nil)
+	session.Store(m)
+	if _, err := os.Stat(m.path("f")); err != nil {
+		t.Fatal(err)
+	}
+	if got := content(t, m.path("f")); got != "two!" {
+		t.Errorf("read: %q", got)
+	}
+}
+
 // A file that becomes a directory, and back.
 func TestFileBecomesDirectory(t *testing.T) {
 	o := newOrigin()
@@ -165,7 +229,8 @@ func TestNoRequestsWithinTTL(t *testing.T) {
 	}
 }
 
-// SEMANTICS F3: With `immutable`, a name is asked for once and never again.
+// SEMANTICS F3: With `immutable`, a name that was found and a directory that was listed are not asked
+// for again until `refresh`; a name that was not there is asked for again after 60 s.
 func TestImmutable(t *testing.T) {
 	o := newOrigin()
 	o.put("d/f", []byte("one"))
@@ -232,7 +297,11 @@ func TestForget(t *testing.T) {
 			o.put("d/gone", []byte("one"))
 			o.put("e/f", []byte("one"))
 			m := mount(t, o, func(c *Config) { c.Consistency.Mode = ModeImmutable })
+			m.epochs.Store(way == "epoch")
 			names(t, m.path("d"))
+			if _, err := os.Stat(m.path("d/new")); !os.IsNotExist(err) {
+				t.Fatal(err)
+			}
 			for _, n := range []string{"d/f", "e/f"} {
 				if got := content(t, m.path(n)); got != "one" {
 					t.Fatal(got)
@@ -244,14 +313,8 @@ func TestForget(t *testing.T) {
 			if info, err := os.Stat(m.path("d/f")); err != nil || info.Size() != 3 {
 				t.Errorf("before: %v, %v", info, err)
 			}
-			if way == "epoch" {
-				if err := m.Forget(t.Context(), "d/"); err != nil {
-					t.Fatal(err)
-				}
-			} else {
-				m.dirs.of(m.store.Known(1 << 32)).forget("")
-				m.dirs.of(m.store.Root()).forget("")
-				m.dropEntries(t.Context(), "d/")
+			if err := m.Forget(t.Context(), "d/"); err != nil {
+				t.Fatal(err)
 			}
 			if got := content(t, m.path("d/f")); got != "two!" {
 				t.Errorf("after: %q", got)
@@ -330,6 +393,7 @@ func TestErrors(t *testing.T) {
 		{io.ErrUnexpectedEOF, syscall.EIO},
 		{fmt.Errorf("dial: %w", syscall.ECONNREFUSED), syscall.EIO},
 		{fmt.Errorf("head: %w", objstore.ErrNoBucket), syscall.ENOENT},
+		{fmt.Errorf("no answer of S3: %w", objstore.ErrInvalid), syscall.EIO},
 	} {
 		set(c.err)
 		if _, err := os.Open(m.path("d/f")); !errors.Is(err, c.want) {
@@ -346,6 +410,23 @@ func TestErrors(t *testing.T) {
 		if got := content(t, m.path("d/f")); got != "x" {
 			t.Errorf("after %v: %q", c.err, got)
 		}
+	}
+}
+
+// A key that the origin refuses for its length is not there; that is no failure of the origin.
+func TestKeyTooLongForOrigin(t *testing.T) {
+	o := newOrigin()
+	deep := strings.Repeat(strings.Repeat("d", 250)+"/", 5)
+	o.put(deep+"f", nil)
+	m := mount(t, o, nil)
+	if _, err := os.Stat(m.path(deep + "f")); err != nil {
+		t.Fatal(err)
+	}
+	o.mu.Lock()
+	o.headErr, o.listErr = objstore.ErrInvalid, objstore.ErrInvalid
+	o.mu.Unlock()
+	if _, err := os.Stat(m.path(deep + "none")); !errors.Is(err, syscall.ENOENT) {
+		t.Errorf("stat: %v", err)
 	}
 }
 

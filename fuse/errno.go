@@ -31,11 +31,6 @@ func toErrno(err error, at where) syscall.Errno {
 		return syscall.ESTALE
 	case errors.Is(err, objstore.ErrPermission), errors.Is(err, objstore.ErrCredentials):
 		return syscall.EACCES
-	case errors.Is(err, objstore.ErrInvalid):
-		if at == atHandle {
-			return syscall.EIO
-		}
-		return syscall.ENOENT // a name that the origin cannot have
 	case errors.Is(err, context.Canceled):
 		return syscall.EINTR
 	}

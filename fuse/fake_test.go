@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/objstore"
@@ -29,8 +30,12 @@ type fakeOrigin struct {
 	keys     []string // sorted; nil when it must be sorted again
 	pageSize int
 	age      time.Duration // of answers
+	old      *fakeOrigin   // answers whoever takes answers of oldAge
+	oldAge   time.Duration
+	answered func(key string) // before Head returns what it has found
 	headErr  error
 	listErr  error
+	onlyUTF8 bool   // other keys are listed, but refused
 	backing  string // directory of complete files; "" = none
 
 	backingName string // of every file there, instead of its id
@@ -38,7 +43,7 @@ type fakeOrigin struct {
 	heads, lists atomic.Int64
 	opens        atomic.Int64
 	openFiles    atomic.Int64
-	stuck        chan struct{} // reads of keys that begin with "stuck" wait for it
+	stuck        chan struct{} // reads of keys that begin with "stuck", and HEADs of "stuck-name", wait for it
 	waiting      atomic.Int64
 	prefetched   sync.Map // key → furthest offset
 }
@@ -84,11 +89,26 @@ func (o *fakeOrigin) delete(key string) {
 func (o *fakeOrigin) requests() int64 { return o.heads.Load() + o.lists.Load() }
 
 func (o *fakeOrigin) Head(ctx context.Context, q objstore.Query, key string) (objstore.Info, time.Duration, error) {
+	if old := o.oldFor(q); old != nil {
+		info, _, err := old.Head(ctx, q, key)
+		return info, o.oldAge, err
+	}
+	if o.answered != nil {
+		defer o.answered(key) // runs after the unlock
+	}
+	if key == "stuck-name" {
+		if err := o.waitStuck(ctx); err != nil {
+			return objstore.Info{}, 0, err
+		}
+	}
 	o.heads.Add(1)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.headErr != nil {
 		return objstore.Info{}, 0, o.headErr
+	}
+	if o.onlyUTF8 && !utf8.ValidString(key) {
+		return objstore.Info{}, 0, fmt.Errorf("head %q: %w", key, objstore.ErrInvalid)
 	}
 	obj, ok := o.objects[key]
 	if !ok {
@@ -97,14 +117,42 @@ func (o *fakeOrigin) Head(ctx context.Context, q objstore.Query, key string) (ob
 	return obj.info, o.answerAge(q), nil
 }
 
+func (o *fakeOrigin) waitStuck(ctx context.Context) error {
+	o.waiting.Add(1)
+	defer o.waiting.Add(-1)
+	select {
+	case <-o.stuck:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// oldFor returns who answers a question with what was once, nil for o itself.
+func (o *fakeOrigin) oldFor(q objstore.Query) *fakeOrigin {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if q.MaxAge < o.oldAge {
+		return nil
+	}
+	return o.old
+}
+
 func (o *fakeOrigin) answerAge(q objstore.Query) time.Duration { return min(o.age, q.MaxAge) }
 
 func (o *fakeOrigin) List(ctx context.Context, q objstore.Query, req objstore.ListRequest) (objstore.Page, time.Duration, error) {
+	if old := o.oldFor(q); old != nil {
+		page, _, err := old.List(ctx, q, req)
+		return page, o.oldAge, err
+	}
 	o.lists.Add(1)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.listErr != nil {
 		return objstore.Page{}, 0, o.listErr
+	}
+	if o.onlyUTF8 && !utf8.ValidString(req.Prefix) {
+		return objstore.Page{}, 0, fmt.Errorf("list %q: %w", req.Prefix, objstore.ErrInvalid)
 	}
 	if o.keys == nil {
 		for k := range o.objects {
@@ -198,12 +246,8 @@ func (f *fakeFile) ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 
 func (f *fakeFile) ReadLate(ctx context.Context, off int64, n int, take func() ([]byte, error)) (int, error) {
 	if strings.HasPrefix(f.obj.Key, "stuck") {
-		f.o.waiting.Add(1)
-		defer f.o.waiting.Add(-1)
-		select {
-		case <-f.o.stuck:
-		case <-ctx.Done():
-			return 0, ctx.Err()
+		if err := f.o.waitStuck(ctx); err != nil {
+			return 0, err
 		}
 	}
 	f.o.mu.Lock()
@@ -332,7 +376,8 @@ func (m *testMount) stop(t testing.TB) {
 func abort(dir string) {
 	if e, ok := FindMount(dir); ok {
 		_, minor, _ := strings.Cut(e.Device, ":")
-		_ = os.WriteFile("/sys/fs/fuse/connections/"+minor+"/abort", []byte("1"), 0)
+		_ = os.WriteFile("/sys/fs/fuse/connections/"+minor+"/abort", []byte("1"), 0) // where fusectl is mounted
+		_ = unix.Unmount(dir, unix.MNT_FORCE|unix.UMOUNT_NOFOLLOW)
 	}
 }
 

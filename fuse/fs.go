@@ -38,10 +38,10 @@ func (f *rawFS) Lookup(_ <-chan struct{}, h *gofuse.InHeader, name string, out *
 		return s.fail(err, "look up", d.Prefix+name)
 	}
 	if a.absent {
-		out.SetEntryTimeout(kernelTime(a.holds)) // node id 0: the kernel remembers that there is none
-		if a.holds <= 0 {
+		if a.holds <= 0 || !s.epochs.Load() { // which alone make the kernel forget that there is none
 			return gofuse.ENOENT
 		}
+		out.SetEntryTimeout(kernelTime(a.holds)) // node id 0: the kernel remembers
 		return gofuse.OK
 	}
 	s.entryOut(a.dir, a.index, a.holds, out)

@@ -65,14 +65,14 @@ type Mode int
 // The modes of [Consistency].
 const (
 	ModeTTL       Mode = iota // no older than Consistency.TTL
-	ModeOpen                  // asked anew at each open; look-ups no older than a second
-	ModeImmutable             // what was seen once is never asked again
+	ModeOpen                  // asked anew at each open, and when a name is not there; else no older than a second
+	ModeImmutable             // what was found once is never asked for again; what was not, after Consistency.TTL
 )
 
 // Consistency says how old a name or version may be when it is looked up or opened.
 type Consistency struct {
 	Mode Mode
-	TTL  time.Duration // for ModeTTL; 0 means DefaultTTL
+	TTL  time.Duration // for ModeTTL, and names not found in ModeImmutable; 0 means DefaultTTL
 }
 
 // Limits and defaults.
@@ -97,6 +97,9 @@ type Config struct {
 	// shows all. One slash at its end is implied; others are part of it.
 	Prefix string
 	URI    string // how the user wrote it, for messages and the mount table
+	// UTF8Keys says that the origin lists keys that are not UTF-8 but cannot be asked
+	// for them, as S3: they are left out and named by SkippedKeys.
+	UTF8Keys bool
 
 	Names objstore.Names
 	Data  Data

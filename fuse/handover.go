@@ -67,7 +67,7 @@ func (s *Session) resume(request, reply []byte) error {
 	if !bytes.Equal(again, reply) {
 		return fmt.Errorf("resume %s: the mount was made with other options or by another version", s.cfg.uri())
 	}
-	s.agreed(reply)
+	s.agreed(request, reply)
 	close(s.ready)
 	for _, h := range s.state.Handles() {
 		s.restore(h)

@@ -7,7 +7,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -126,6 +128,24 @@ func TestHandOver(t *testing.T) {
 	})
 	if left := next.state.Handles(); len(left) != 0 {
 		t.Errorf("handles stay recorded: %+v", left)
+	}
+}
+
+// A caller that waits across a hand-over is interrupted as before, also when the
+// predecessor had the kernel's only report.
+func TestHandOverOfWaitingCallers(t *testing.T) {
+	for _, n := range []syscall.Signal{unix.SIGINT, unix.SIGKILL} {
+		t.Run(n.String(), func(t *testing.T) {
+			o := newOrigin()
+			m := mount(t, o, func(c *Config) { c.State = newProcessState() })
+			p := call(t, "stat", m.path("stuck-name"))
+			until(t, "the call waits", func() bool { return o.waiting.Load() > 0 })
+			everydaySignalsPass(t, m, p)
+			m.successor(t)
+			until(t, "the call waits again", func() bool { return o.waiting.Load() > 0 })
+			p.signal(t, n)
+			p.ends(t, map[bool]string{true: "interrupted system call"}[n == unix.SIGINT], 5*time.Second)
+		})
 	}
 }
 

@@ -204,7 +204,7 @@ func (l *listing) reach(index uint32) {
 // startListing begins a listing that outlives the caller; dir.mu is held.
 func (s *Session) startListing(dir *directory) {
 	l := &listing{
-		pages:  tree.NewLister(dir.snap.Prefix),
+		pages:  tree.NewLister(dir.snap.Prefix, s.cfg.rules()),
 		oldest: time.Now(),
 		turned: make(chan struct{}),
 		want:   make(chan struct{}, 1),
@@ -231,20 +231,21 @@ func (s *Session) list(ctx context.Context, dir *directory, l *listing) (err err
 		}
 	}()
 	debug.SetPanicOnFault(true)
-	before := dir.snap.Len() // what is not seen again is gone
+	before, began := dir.snap.Len(), dir.snap.Ask() // what is not seen again is gone
 	req := objstore.ListRequest{Prefix: dir.snap.Prefix, Delimiter: "/"}
 	for {
 		s.stats.ListPages.Add(1)
-		page, age, err := s.cfg.Names.List(ctx, objstore.Query{Bucket: s.cfg.Bucket, MaxAge: min(s.maxAge(), s.maxAbsentAge())}, req)
+		asked := dir.snap.Ask()
+		page, age, err := s.cfg.Names.List(ctx, objstore.Query{Bucket: s.cfg.Bucket, MaxAge: s.maxPageAge()}, req)
 		if err != nil {
 			return fmt.Errorf("list %q: %w", dir.snap.Prefix, err)
 		}
 		at := time.Now().Add(-age)
-		if err := s.take(dir, l, page, at); err != nil {
+		if err := s.take(dir, l, page, at, asked); err != nil {
 			return err
 		}
 		if page.Next == "" {
-			return s.complete(dir, l, before)
+			return s.complete(dir, l, before, began)
 		}
 		req.Token = page.Next
 		if err := dir.keepUp(ctx, l); err != nil {
@@ -254,7 +255,7 @@ func (s *Session) list(ctx context.Context, dir *directory, l *listing) (err err
 }
 
 // take records the names of a page and wakes who waits for them.
-func (s *Session) take(dir *directory, l *listing, page objstore.Page, at time.Time) error {
+func (s *Session) take(dir *directory, l *listing, page objstore.Page, at time.Time, asked snapshot.Question) error {
 	dir.mu.Lock()
 	defer dir.mu.Unlock()
 	if at.Before(l.oldest) {
@@ -269,7 +270,7 @@ func (s *Session) take(dir *directory, l *listing, page objstore.Page, at time.T
 		if s.shadowed(dir, l, e) {
 			continue
 		}
-		index, _, err := dir.snap.Put(e, at)
+		index, _, err := dir.snap.Put(e, at, asked)
 		if err != nil {
 			return err
 		}
@@ -296,7 +297,7 @@ func (s *Session) shadowed(dir *directory, l *listing, e tree.Entry) bool {
 
 // complete ends a listing that saw all pages: names it did not see are gone, unless
 // somebody has learnt better meanwhile.
-func (s *Session) complete(dir *directory, l *listing, before uint32) error {
+func (s *Session) complete(dir *directory, l *listing, before uint32, began snapshot.Question) error {
 	dir.mu.Lock()
 	defer dir.mu.Unlock()
 	for i := uint32(0); i < before; i++ {
@@ -308,7 +309,7 @@ func (s *Session) complete(dir *directory, l *listing, before uint32) error {
 		if v.Gone {
 			continue
 		}
-		if err := dir.snap.Remove(string(v.Name), l.oldest); err != nil {
+		if err := dir.snap.Remove(string(v.Name), l.oldest, began); err != nil {
 			return err
 		}
 	}

@@ -12,6 +12,9 @@ import (
 	"github.com/shardwell/shardwell/objstore"
 )
 
+// longKeyBytes is the longest key of S3; other origins may have longer ones.
+const longKeyBytes = 1024
+
 // found is the answer to a look-up.
 type found struct {
 	dir    *snapshot.Dir
@@ -22,7 +25,7 @@ type found struct {
 
 // known answers a look-up from what was listed or asked before, if that is fresh.
 func (s *Session) known(d *snapshot.Dir, name string, now time.Time) (found, bool) {
-	if tree.CheckName(name) != tree.OK {
+	if s.cfg.rules().Check(d.Prefix, name) != tree.OK {
 		return found{absent: true, holds: forever}, true
 	}
 	index, ok := d.Find(name)
@@ -50,22 +53,21 @@ func (s *Session) lookup(ctx context.Context, d *snapshot.Dir, name string) (fou
 	if index, ok := d.Find(name); ok {
 		if v := d.View(index, false); !v.Gone && v.Kind == tree.File {
 			// Most often nothing has changed, and a HEAD says so.
-			next, at, err := s.recheck(ctx, d, index, s.maxAge())
+			next, err := s.recheck(ctx, d, index, s.maxAge())
 			if err == nil {
-				return found{dir: d, index: next, holds: left(at, s.maxAge(), time.Now())}, nil
+				return found{dir: d, index: next, holds: left(d.Verified(next), s.maxAge(), time.Now())}, nil
 			}
 			if !errors.Is(err, objstore.ErrNotExist) {
 				return found{}, err
 			}
 		}
 	}
-	return s.ask(ctx, d, name)
+	return s.ask(ctx, d, name, min(s.maxAge(), s.maxAbsentAge()))
 }
 
 // ask puts the two questions that tell what a name is: is there such a key, and
-// are there keys below it?
-func (s *Session) ask(ctx context.Context, d *snapshot.Dir, name string) (found, error) {
-	maxAge := min(s.maxAge(), s.maxAbsentAge())
+// are there keys below it? The answers may be as old as maxAge.
+func (s *Session) ask(ctx context.Context, d *snapshot.Dir, name string, maxAge time.Duration) (found, error) {
 	q := objstore.Query{Bucket: s.cfg.Bucket, MaxAge: maxAge}
 	key := tree.Join(d.Prefix, name, tree.File)
 	var (
@@ -75,12 +77,19 @@ func (s *Session) ask(ctx context.Context, d *snapshot.Dir, name string) (found,
 	)
 	s.stats.Heads.Add(1)
 	s.stats.ListPages.Add(1)
+	began, asked := time.Now(), d.Ask()
 	both.Go(func() { a.Head, headAge, a.HeadErr = s.cfg.Names.Head(ctx, q, key) })
 	a.Below, listAge, a.ListErr = s.cfg.Names.List(ctx, q, objstore.ListRequest{Prefix: key + "/", Limit: 1})
 	both.Wait()
 	now := time.Now()
 	at := now.Add(-max(headAge, listAge))
+	if maxAge == 0 && at.Before(began) {
+		at = began // as was asked for; ages are rounded up on their way
+	}
 	e, ok, shadowed, err := tree.Resolve(name, a)
+	if errors.Is(err, objstore.ErrInvalid) && len(key) > longKeyBytes {
+		err = nil // refused for its length, as is the listing below it: there is none
+	}
 	if err != nil {
 		return found{}, err
 	}
@@ -88,32 +97,35 @@ func (s *Session) ask(ctx context.Context, d *snapshot.Dir, name string) (found,
 		s.skip(tree.Skip{Key: key, Reason: tree.Shadowed})
 	}
 	if !ok {
-		if err := d.Remove(name, at); err != nil {
+		if err := d.Remove(name, at, asked); err != nil {
 			return found{}, err
+		}
+		if asked != d.Ask() {
+			at = time.Time{} // forgotten meanwhile
 		}
 		return found{absent: true, holds: left(at, s.maxAbsentAge(), now)}, nil
 	}
-	index, _, err := d.Put(e, at)
+	index, _, err := d.Put(e, at, asked)
 	if err != nil {
 		return found{}, err
 	}
-	return found{dir: d, index: index, holds: left(at, s.maxAge(), now)}, nil
+	return found{dir: d, index: index, holds: left(d.Verified(index), s.maxAge(), now)}, nil
 }
 
 // recheck asks for the current version of a file and returns the index of its newest
-// record and the time of which that is true. That there is no such key is an error
-// and not recorded: keys below the name may make it a directory, as ask finds out.
-func (s *Session) recheck(ctx context.Context, d *snapshot.Dir, index uint32, maxAge time.Duration) (uint32, time.Time, error) {
+// record. That there is no such key is an error and not recorded: keys below the name
+// may make it a directory, as ask finds out.
+func (s *Session) recheck(ctx context.Context, d *snapshot.Dir, index uint32, maxAge time.Duration) (uint32, error) {
 	v := d.View(index, false)
 	name := string(v.Name)
 	s.stats.Heads.Add(1)
+	asked := d.Ask()
 	info, age, err := s.cfg.Names.Head(ctx, objstore.Query{Bucket: s.cfg.Bucket, MaxAge: maxAge}, d.Prefix+name)
 	if err != nil {
-		return 0, time.Time{}, err
+		return 0, err
 	}
-	at := time.Now().Add(-age)
-	next, _, err := d.Put(tree.FileEntry(name, info), at)
-	return next, at, err
+	next, _, err := d.Put(tree.FileEntry(name, info), time.Now().Add(-age), asked)
+	return next, err
 }
 
 func (s *Session) skip(k tree.Skip) {

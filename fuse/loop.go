@@ -10,6 +10,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -29,17 +30,20 @@ const (
 // inflight are the requests being served, so that INTERRUPT finds them. A request is
 // entered by the reading thread, before the next one is read.
 type inflight struct {
-	mu  sync.Mutex
-	all map[uint64]*request // by unique without bit 63
+	mu    sync.Mutex
+	all   map[uint64]*request // by unique without bit 63
+	fresh []*request          // reported as interrupted, not looked at yet; at most once each
+	news  chan struct{}       // fresh has grown
 }
 
 // request is one request on its way.
 type request struct {
-	ctx    context.Context
-	cancel context.CancelFunc
-	bytes  []byte
-	began  time.Time
-	answer *found // of a LOOKUP that the reading thread serves itself
+	ctx      context.Context
+	cancel   context.CancelFunc // nil when the reading thread serves it itself
+	bytes    []byte
+	began    time.Time
+	answer   *found       // of a LOOKUP that the reading thread serves itself
+	reported atomic.Int64 // when the kernel said that the caller is interrupted, in ns since 1970; 0 = it did not
 }
 
 func (f *inflight) add(key uint64, r *request) {
@@ -66,15 +70,6 @@ func (f *inflight) get(unique uint64) *request {
 }
 
 func (f *inflight) context(unique uint64) context.Context { return f.get(unique).ctx }
-
-// interrupt ends the context of a request. One that is not there was answered.
-func (f *inflight) interrupt(unique uint64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if r := f.all[unique&^uniqueResent]; r != nil && r.cancel != nil {
-		r.cancel()
-	}
-}
 
 // readRequests takes requests off the kernel's queue until the mount is gone (nil),
 // stop is signalled (nil) or the device fails. It is the only reader.
@@ -135,7 +130,7 @@ func (s *Session) dispatch(ctx context.Context, req []byte) bool {
 	case opInterrupt:
 		if len(req) >= inHeaderBytes+8 {
 			s.stats.Interrupts.Add(1)
-			s.inflight.interrupt(binary.NativeEndian.Uint64(req[inHeaderBytes:]))
+			s.inflight.report(binary.NativeEndian.Uint64(req[inHeaderBytes:]))
 		}
 		return true
 	case opInit:
@@ -293,11 +288,12 @@ func (s *Session) serveInit(req []byte) bool {
 		return false
 	}
 	s.reply(reply)
-	s.agreed(reply)
+	s.agreed(req, reply)
 	s.raiseReadAhead()
+	dev := s.dev
 	s.polling.Go(func() {
 		defer close(s.ready)
-		s.declinePoll()
+		s.declinePoll(dev)
 	})
 	return true
 }
@@ -306,14 +302,35 @@ func (s *Session) serveInit(req []byte) bool {
 // cannot. Go polls each file that it opens in a call that its scheduler does not know
 // to block: a process that opens a file of its own mount could not stop the world
 // until it is answered, nor answer. (go-fuse knows the name and the remedy.)
-func (s *Session) declinePoll() {
-	fd, err := unix.Open(filepath.Join(s.Dir(), ".go-fuse-epoll-hack"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+func (s *Session) declinePoll(dev int) {
+	err := withoutDevice(dev, func() error {
+		fd, err := unix.Open(filepath.Join(s.Dir(), ".go-fuse-epoll-hack"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		return err
+	})
 	if err != nil {
 		s.log.Debug("file system: poll not declined", "error", err)
-		return
 	}
-	defer unix.Close(fd)
-	_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+}
+
+// withoutDevice runs f, which uses our own mount, on a thread that does not hold the
+// kernel's end of it. A thread that waits for an answer outlives SIGKILL. If it shared
+// the descriptors of the process, they would outlive it too: nobody would ever
+// answer, and the mount would hang for good. The caller's goroutine ends soon after,
+// and the thread with it.
+func withoutDevice(dev int, f func() error) error {
+	runtime.LockOSThread() // for ever
+	if err := unix.Unshare(unix.CLONE_FILES); err != nil {
+		return fmt.Errorf("unshare descriptors: %w", err)
+	}
+	if err := unix.Close(dev); err != nil {
+		return fmt.Errorf("close the copy of the device: %w", err)
+	}
+	return f()
 }
 
 // initReply makes the reply to INIT. Reads may be of 1 MiB, which go-fuse allows
@@ -331,8 +348,9 @@ func (s *Session) initReply(req []byte) ([]byte, error) {
 	return out[:n], nil
 }
 
-// agreed takes note of what the kernel accepted.
-func (s *Session) agreed(reply []byte) {
+// agreed takes note of what the kernel offered and accepted.
+func (s *Session) agreed(req, reply []byte) {
+	s.epochs.Store(len(req) >= initInMinor+4 && binary.NativeEndian.Uint32(req[initInMinor:]) >= epochMinor)
 	flags := uint64(binary.NativeEndian.Uint32(reply[initOutFlags:])) | uint64(binary.NativeEndian.Uint32(reply[initOutFlags2:]))<<32
 	s.passthrough.Store(flags&gofuse.CAP_PASSTHROUGH != 0 && !s.cfg.NoPassthrough)
 }

@@ -23,7 +23,10 @@ func (c *Config) openDevice(dir string) (fd int, err error) {
 	}
 	fd, err = unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return -1, fmt.Errorf("mount %s: open /dev/fuse: %w", dir, err)
+		if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
+			return -1, fmt.Errorf("mount %s: open /dev/fuse: %w: mounting needs root (CAP_SYS_ADMIN)", dir, err)
+		}
+		return -1, fmt.Errorf("mount %s: open /dev/fuse: %w: this machine has no FUSE, or hides it from us", dir, err)
 	}
 	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d,default_permissions", fd, os.Getuid(), os.Getgid())
 	if c.AllowOther {
@@ -211,7 +214,7 @@ func UnmountDir(dir string, lazy bool) error {
 	}
 	switch {
 	case errors.Is(err, unix.EBUSY):
-		return fmt.Errorf("unmount %s: busy: files are open or processes are inside", dir)
+		return fmt.Errorf("unmount %s: busy: files are open or processes are inside: end them first", dir)
 	case errors.Is(err, unix.EINVAL):
 		return fmt.Errorf("unmount %s: nothing is mounted there", dir)
 	case err != nil:

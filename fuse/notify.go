@@ -60,8 +60,8 @@ func (s *Session) sendNotices(ctx context.Context) {
 	for {
 		select {
 		case n := <-s.notices:
-			if errno := s.notify(gofuse.NOTIFY_INC_EPOCH, nil); errno != 0 {
-				s.dropEntries(ctx, n.prefix) // before Linux 6.16
+			if !s.epochs.Load() || s.notify(gofuse.NOTIFY_INC_EPOCH, nil) != 0 {
+				s.dropEntries(ctx, n.prefix)
 			}
 			close(n.done)
 		case <-ctx.Done():

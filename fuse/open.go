@@ -3,6 +3,7 @@ package fuse
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"sync"
 	"syscall"
@@ -90,7 +91,11 @@ func (f *rawFS) Open(_ <-chan struct{}, in *gofuse.OpenIn, out *gofuse.OpenOut) 
 		}
 	}
 	obj := s.object(n)
-	if err := s.checkOpen(s.inflight.context(in.Unique), n); err != nil {
+	switch err := s.checkOpen(s.inflight.context(in.Unique), n); err {
+	case nil:
+	case syscall.ESTALE: // nobody's failure
+		return gofuse.Status(syscall.ESTALE)
+	default:
 		return s.fail(err, "open", obj.Key)
 	}
 	file, err := s.cfg.Data.Open(obj)
@@ -121,32 +126,41 @@ func (h *handle) reply(out *gofuse.OpenOut) {
 
 // checkOpen makes sure that a node is the version to open: the newest known, and
 // known to be as fresh as the mount promises. ESTALE makes the kernel look the name
-// up again and open what it means by then.
+// up again, once, and open what it means by then; a name that is gone is ENOENT, for
+// that look-up may be answered from what was true before.
 func (s *Session) checkOpen(ctx context.Context, n node) error {
 	if n.owner.Current(n.index) != n.index {
-		s.stats.StaleOpens.Add(1)
-		return syscall.ESTALE
+		return s.staleOpen()
 	}
 	age := s.openAge()
 	if age > 0 && left(n.owner.Verified(n.index), age, time.Now()) >= 0 {
 		return nil
 	}
-	next, _, err := s.recheck(ctx, n.owner, n.index, age)
+	next, err := s.recheck(ctx, n.owner, n.index, age)
 	if errors.Is(err, objstore.ErrNotExist) {
-		// Gone, or a directory by now: the look-up finds out.
-		if _, err = s.ask(ctx, n.owner, string(n.view.Name)); err == nil {
-			s.stats.StaleOpens.Add(1)
-			return syscall.ESTALE
+		// Gone, or a directory by now.
+		f, err := s.ask(ctx, n.owner, string(n.view.Name), min(age, s.maxAbsentAge()))
+		switch {
+		case err != nil:
+			return err
+		case f.absent:
+			return fmt.Errorf("open %q: %w", n.view.Name, objstore.ErrNotExist)
 		}
+		return s.staleOpen()
 	}
 	if err != nil {
 		return err
 	}
 	if next != n.index {
-		s.stats.StaleOpens.Add(1)
-		return syscall.ESTALE
+		return s.staleOpen()
 	}
 	return nil
+}
+
+// staleOpen has the kernel look the name up again.
+func (s *Session) staleOpen() error {
+	s.stats.StaleOpens.Add(1)
+	return syscall.ESTALE
 }
 
 func (t *openTable) answered(request opened) *handle {
@@ -228,6 +242,7 @@ func (f *rawFS) Release(_ <-chan struct{}, in *gofuse.ReleaseIn) {
 	delete(t.handles, h.FH)
 	delete(t.replies, opened{h.Unique, h.NodeID})
 	ino := t.inodes[h.NodeID]
+	s.state.Drop(h.FH) // first: a successor must not count on a backing file that is closed
 	if h.Backing != 0 {
 		ino.passing--
 		if ino.passing == 0 {
@@ -239,7 +254,6 @@ func (f *rawFS) Release(_ <-chan struct{}, in *gofuse.ReleaseIn) {
 	if ino.passing+ino.buffered == 0 {
 		delete(t.inodes, h.NodeID)
 	}
-	s.state.Drop(h.FH)
 	t.mu.Unlock()
 	s.setStream(h, false)
 	h.file.Close()

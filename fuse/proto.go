@@ -35,6 +35,13 @@ const uniqueResent = 1 << 63
 
 const inHeaderBytes = int(unsafe.Sizeof(gofuse.InHeader{}))
 
+// initInMinor is where the request INIT has the minor version of the protocol (struct
+// fuse_init_in), and epochMinor that of Linux 6.16, which can be told to forget all names.
+const (
+	initInMinor = inHeaderBytes + 4
+	epochMinor  = 44
+)
+
 // Offsets in a reply to INIT, header included (struct fuse_init_out).
 const (
 	initOutMaxPages = replyHeaderBytes + 28

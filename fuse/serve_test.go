@@ -1,6 +1,7 @@
 package fuse
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -24,6 +25,10 @@ import (
 func TestMain(m *testing.M) {
 	if dir := os.Getenv("SHARDWELL_TEST_VICTIM"); dir != "" {
 		victim(dir)
+		return
+	}
+	if mode, path, ok := strings.Cut(os.Getenv("SHARDWELL_TEST_CALLER"), ":"); ok {
+		caller(mode, path)
 		return
 	}
 	if path := os.Getenv("SHARDWELL_TEST_MAP"); path != "" {
@@ -205,9 +210,24 @@ func victim(dir string) {
 	o := newOrigin()
 	o.put("f", []byte("x"))
 	o.putSized("stuck", 1<<20)
+	o.answered = func(key string) {
+		if key == "unanswered" {
+			fmt.Println("asked")
+			<-o.stuck
+		}
+	}
 	s, err := New(Config{Bucket: fakeBucket, Names: o, Data: o, StateDir: filepath.Join(filepath.Dir(dir), "state"), Buffers: NewBuffers(0)})
 	if err == nil {
 		err = s.Mount(dir)
+	}
+	if dev := s.dev; err == nil && os.Getenv("SHARDWELL_TEST_SELF") != "" {
+		go func() { // as declinePoll, in the middle of its look-up
+			<-s.Ready()
+			fmt.Println(withoutDevice(dev, func() error {
+				_, err := unix.Open(filepath.Join(dir, "unanswered"), unix.O_RDONLY, 0)
+				return err
+			}))
+		}()
 	}
 	if err == nil {
 		fmt.Println("mounted")
@@ -270,6 +290,46 @@ func TestKilledDaemon(t *testing.T) {
 	}
 	if err := UnmountDir(dir, true); err != nil {
 		t.Error(err)
+	}
+}
+
+// A daemon that is killed while it waits for its own mount leaves nothing hanging.
+func TestKilledWhileItAsksItself(t *testing.T) {
+	needFUSE(t)
+	dir := filepath.Join(t.TempDir(), "mnt")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "SHARDWELL_TEST_VICTIM="+dir, "SHARDWELL_TEST_SELF=1")
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		abort(dir)
+		_ = unix.Unmount(dir, unix.MNT_DETACH)
+	})
+	for lines := bufio.NewScanner(out); lines.Scan() && lines.Text() != "asked"; {
+		t.Log(lines.Text())
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		abort(dir)
+		<-ended
+		t.Error("the process does not end")
+	}
+	if _, err := os.Open(filepath.Join(dir, "f")); !errors.Is(err, syscall.ENOTCONN) {
+		t.Errorf("afterwards: %v", err)
 	}
 }
 

@@ -41,6 +41,7 @@ type Session struct {
 	ready       chan struct{} // closed when the mount is served
 	ended       chan struct{} // closed when Run is about to return
 	passthrough atomic.Bool
+	epochs      atomic.Bool // the kernel knows NOTIFY_INC_EPOCH
 
 	inflight inflight
 	slots    chan struct{}  // MaxInFlightRequests
@@ -81,7 +82,7 @@ func New(cfg Config) (*Session, error) {
 		slots:   make(chan struct{}, MaxInFlightRequests),
 		notices: make(chan notice, maxNotices),
 	}
-	s.inflight.all = make(map[uint64]*request)
+	s.inflight.all, s.inflight.news = make(map[uint64]*request), make(chan struct{}, 1)
 	s.opens.init()
 	s.dirs.all = make(map[*snapshot.Dir]*directory)
 	var err error
@@ -138,6 +139,9 @@ func (c *Config) identity() string {
 	return c.Bucket.Origin + "\n" + c.Bucket.Name + "\n" + tree.DirPrefix(c.Prefix)
 }
 
+// rules say which keys are shown.
+func (c *Config) rules() tree.Rules { return tree.Rules{UTF8: c.UTF8Keys} }
+
 func (c *Config) protocolOptions(log *slog.Logger) *gofuse.MountOptions {
 	o := &gofuse.MountOptions{
 		Name:                     "shardwell",
@@ -162,22 +166,33 @@ func (c *Config) protocolOptions(log *slog.Logger) *gofuse.MountOptions {
 
 // Check asks the origin whether there is anything under the prefix, for a clear
 // message before the mount. The error has class objstore.ErrNotExist when there is
-// not; it says so when the prefix names an object, which is no directory.
+// not, and objstore.ErrInvalid when the prefix names an object, which is no directory.
 func (s *Session) Check(ctx context.Context) error {
 	q := objstore.Query{Bucket: s.cfg.Bucket, MaxAge: s.maxAge()}
 	prefix := tree.DirPrefix(s.cfg.Prefix)
 	page, _, err := s.cfg.Names.List(ctx, q, objstore.ListRequest{Prefix: prefix, Delimiter: "/", Limit: 1})
-	if err != nil {
+	switch {
+	case err != nil && strings.Contains(err.Error(), strings.TrimSuffix(s.cfg.uri(), "/")):
+		return err // says what it is about
+	case err != nil:
 		return fmt.Errorf("%s: %w", s.cfg.uri(), err)
-	}
-	if len(page.Objects)+len(page.Prefixes) > 0 || prefix == "" {
+	case len(page.Objects)+len(page.Prefixes) > 0 || prefix == "":
 		return nil
 	}
-	if _, _, err := s.cfg.Names.Head(ctx, q, s.cfg.Prefix); err == nil {
-		return fmt.Errorf("%s names an object, not a directory: mount what it lies in: %w", s.cfg.uri(), objstore.ErrNotExist)
+	if _, _, err := s.cfg.Names.Head(ctx, q, strings.TrimSuffix(prefix, "/")); err == nil {
+		return finding{fmt.Sprintf("%s names an object, not a directory: mount what it lies in", s.cfg.uri()), objstore.ErrInvalid}
 	}
-	return fmt.Errorf("%s: nothing in the bucket begins with %q: %w", s.cfg.uri(), prefix, objstore.ErrNotExist)
+	return finding{fmt.Sprintf("%s: nothing in the bucket begins with %q", s.cfg.uri(), prefix), objstore.ErrNotExist}
 }
+
+// finding is an error that tells all there is to say, and has a class.
+type finding struct {
+	text  string
+	class error
+}
+
+func (f finding) Error() string { return f.text }
+func (f finding) Unwrap() error { return f.class }
 
 // Mount attaches the file system to dir, an existing directory. Who looks into it
 // waits until Run serves.
@@ -223,11 +238,8 @@ func (s *Session) Run(ctx context.Context) error {
 	runCtx, cancel := context.WithCancel(ctx)
 	s.runCtx = runCtx
 	stop := context.AfterFunc(runCtx, func() { _ = s.signalStop() })
-	s.serving.Add(1)
-	go func() {
-		defer s.serving.Done()
-		s.sendNotices(runCtx)
-	}()
+	s.serving.Go(func() { s.sendNotices(runCtx) })
+	s.serving.Go(func() { s.watchCallers(runCtx) })
 	err := s.readRequests(runCtx)
 	cancel()
 	stop()

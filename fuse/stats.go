@@ -86,7 +86,9 @@ type Stats struct {
 	Skipped     atomic.Int64 // keys that cannot be a path
 	ListPages   atomic.Int64 // pages asked for
 	Heads       atomic.Int64 // HEADs asked for
-	Interrupts  atomic.Int64
+	Interrupts  atomic.Int64 // signals of callers that the kernel reported
+	CallerLooks atomic.Int64 // times that a caller's signals were looked at
+	Interrupted atomic.Int64 // requests that ended for it
 	StaleOpens  atomic.Int64 // opens sent back to look the name up again
 }
 

@@ -10,6 +10,7 @@ package objstore
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"time"
 )
@@ -58,6 +59,7 @@ type Page struct {
 }
 
 // Classes of errors, to be found with errors.Is. Everything else counts as transient.
+// [ErrUnavailable] is transient as well: it says that this was so until somebody's time for it was over.
 var (
 	ErrNotExist    = errors.New("no such object")
 	ErrNoBucket    = errors.New("no such bucket")
@@ -67,10 +69,11 @@ var (
 	ErrThrottled   = errors.New("origin asks to slow down")
 	ErrClockSkew   = errors.New("this machine's clock differs too much from the origin's")
 	ErrInvalid     = errors.New("request cannot be made")
+	ErrUnavailable = errors.New("origin does not answer")
 )
 
 // Final reports whether asking again cannot help: the error has a class other
-// than [ErrThrottled], or ctx ended.
+// than [ErrThrottled] and [ErrUnavailable], or ctx ended.
 func Final(err error) bool {
 	for _, class := range [...]error{ErrNotExist, ErrNoBucket, ErrPermission, ErrCredentials, ErrChanged,
 		ErrClockSkew, ErrInvalid, context.Canceled, context.DeadlineExceeded} {
@@ -79,4 +82,13 @@ func Final(err error) bool {
 		}
 	}
 	return false
+}
+
+// Unavailable gives a transient error of an origin the class [ErrUnavailable], when
+// the time to try again is over. Other errors stay as they are.
+func Unavailable(err error) error {
+	if err == nil || Final(err) || errors.Is(err, ErrThrottled) || errors.Is(err, ErrUnavailable) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrUnavailable, err)
 }

@@ -60,13 +60,27 @@ func failure(ctx context.Context, err error) (*peerpb.Failure, error) {
 	return &peerpb.Failure{Class: class, Message: text}, nil
 }
 
+// maxAnswerTime is the part of the asker's time that is kept for the answer's way back.
+const maxAnswerTime = 500 * time.Millisecond
+
+// inTime ends before ctx does, so that the asker hears why there is no answer.
+func inTime(ctx context.Context) (context.Context, context.CancelFunc) {
+	end, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, end.Add(-min(maxAnswerTime, time.Until(end)/10)))
+}
+
 func (a *answers) Head(ctx context.Context, r *peerpb.HeadRequest) (*peerpb.HeadReply, error) {
 	a.cfg.Stats.CallsServed.Add(1)
 	q, err := query(r.Bucket, r.MaxAgeNanos, r.Hops)
 	if err != nil || len(r.Key) > chunk.MaxKeyBytes {
 		return nil, status.Error(codes.InvalidArgument, "malformed question")
 	}
-	info, age, err := a.cfg.Names.Head(transfer.WithGrant(ctx, r.Grant), q, string(r.Key))
+	soon, cancel := inTime(ctx)
+	defer cancel()
+	info, age, err := a.cfg.Names.Head(transfer.WithGrant(soon, r.Grant), q, string(r.Key))
 	f, err := failure(ctx, err)
 	if err != nil {
 		return nil, err
@@ -83,7 +97,9 @@ func (a *answers) ListPage(ctx context.Context, r *peerpb.ListPageRequest) (*pee
 	if err != nil || len(r.Prefix) > chunk.MaxKeyBytes || r.Limit > 1<<20 {
 		return nil, status.Error(codes.InvalidArgument, "malformed question")
 	}
-	page, age, err := a.cfg.Names.List(transfer.WithGrant(ctx, r.Grant), q, objstore.ListRequest{
+	soon, cancel := inTime(ctx)
+	defer cancel()
+	page, age, err := a.cfg.Names.List(transfer.WithGrant(soon, r.Grant), q, objstore.ListRequest{
 		Prefix: string(r.Prefix), Delimiter: r.Delimiter, Token: string(r.Token), Limit: int(r.Limit)})
 	f, err := failure(ctx, err)
 	if err != nil {

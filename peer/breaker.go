@@ -2,15 +2,21 @@ package peer
 
 import (
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 )
 
 // BreakerConfig says how long a member that failed is left alone.
 type BreakerConfig struct {
-	// Threshold is how many failures in a row open the breaker, default 2. Damaged
-	// bytes open it at once.
+	// Threshold is how many failures in a row open the breaker, default 2. An
+	// answer that cannot be believed opens it at once.
 	Threshold int
+	// DamagedBlocks is how many blocks that arrive damaged within DamageWindow open the
+	// breaker, defaults 4 and 10 s. A disk has a bad block now and then, and whoever
+	// sent it fetches it again; cables and memory that damage go on.
+	DamagedBlocks int
+	DamageWindow  time.Duration
 	// MinBackoff and MaxBackoff bound how long it stays open; it doubles with each
 	// failed probe and is drawn from [half, whole]. Defaults 500 ms and 30 s.
 	MinBackoff, MaxBackoff time.Duration
@@ -19,6 +25,12 @@ type BreakerConfig struct {
 func (c *BreakerConfig) setDefaults() {
 	if c.Threshold == 0 {
 		c.Threshold = 2
+	}
+	if c.DamagedBlocks == 0 {
+		c.DamagedBlocks = 4
+	}
+	if c.DamageWindow == 0 {
+		c.DamageWindow = 10 * time.Second
 	}
 	if c.MinBackoff == 0 {
 		c.MinBackoff = 500 * time.Millisecond
@@ -48,6 +60,7 @@ type breaker struct {
 	until    time.Time
 	open     bool
 	probing  bool
+	damaged  []time.Time // when blocks came damaged, oldest first; fewer than DamagedBlocks
 }
 
 func newBreakers(cfg BreakerConfig, stats *Stats, r *rand.Rand) *breakers {
@@ -82,10 +95,34 @@ func (b *breakers) isOpen(id string, now time.Time) bool {
 	return m != nil && m.open && (m.probing || now.Before(m.until))
 }
 
+// succeeded closes the breaker. Damage is remembered: most blocks of a member whose
+// memory is bad arrive well.
 func (b *breakers) succeeded(id string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.members, id)
+	m := b.members[id]
+	switch {
+	case m == nil:
+	case len(m.damaged) == 0:
+		delete(b.members, id)
+	default:
+		*m = breaker{damaged: m.damaged}
+	}
+}
+
+// sentDamage counts a block that arrived damaged, and opens the breaker when there were
+// too many of late.
+func (b *breakers) sentDamage(id string, now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	m := b.member(id, now)
+	m.damaged = slices.DeleteFunc(m.damaged, func(t time.Time) bool { return now.Sub(t) > b.cfg.DamageWindow })
+	if m.damaged = append(m.damaged, now); len(m.damaged) < b.cfg.DamagedBlocks {
+		m.probing = false
+		return
+	}
+	m.damaged = nil
+	b.count(m, now, true)
 }
 
 // abandoned ends a request that told nothing about the member.
@@ -101,12 +138,22 @@ func (b *breakers) abandoned(id string) {
 func (b *breakers) failed(id string, now time.Time, severe bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.count(b.member(id, now), now, severe)
+}
+
+// member returns what is remembered of a member from now on. Callers hold mu.
+func (b *breakers) member(id string, now time.Time) *breaker {
 	m := b.members[id]
 	if m == nil {
 		b.makeRoom(now)
 		m = &breaker{}
 		b.members[id] = m
 	}
+	return m
+}
+
+// count adds a failure. Callers hold mu.
+func (b *breakers) count(m *breaker, now time.Time, severe bool) {
 	m.failures++
 	wasProbe := m.probing
 	m.probing = false

@@ -53,6 +53,48 @@ func TestBreaker(t *testing.T) {
 	}
 }
 
+// Four damaged blocks within ten seconds open the breaker, whatever arrives well between.
+func TestBreakerCountsDamage(t *testing.T) {
+	var stats Stats
+	b := newBreakers(BreakerConfig{}, &stats, nil)
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	for range 20 { // now and then
+		now = now.Add(4 * time.Second)
+		b.sentDamage("a", now)
+		b.succeeded("a")
+	}
+	if b.isOpen("a", now) {
+		t.Error("set aside for a damaged block every four seconds")
+	}
+	now = now.Add(time.Minute)
+	for i := range 4 {
+		if b.isOpen("a", now) {
+			t.Errorf("set aside after %d blocks", i)
+		}
+		now = now.Add(3 * time.Second)
+		b.sentDamage("a", now)
+		b.succeeded("b")
+		if i < 3 {
+			b.succeeded("a")
+		}
+	}
+	if !b.isOpen("a", now) || stats.BreakerOpens.Load() != 1 {
+		t.Error("not set aside after the fourth")
+	}
+	now = now.Add(time.Second)
+	if !b.allow("a", now) {
+		t.Fatal("not probed")
+	}
+	b.sentDamage("a", now) // the probe shows damage
+	if !b.allow("a", now) {
+		t.Error("not probed again")
+	}
+	b.succeeded("a")
+	if b.isOpen("a", now) {
+		t.Error("still set aside after a good probe")
+	}
+}
+
 func TestBreakersAreBounded(t *testing.T) {
 	b := newBreakers(BreakerConfig{}, new(Stats), nil)
 	now := time.Now()

@@ -16,17 +16,20 @@ import (
 // it asks the owners of earlier tables whether they hold the blocks, and then returns
 // chunk.ErrNotHeld: the caller asks the origin for what was not delivered.
 //
-// Errors of the origin that a retry cannot help (and throttling) are returned as the owner
-// gave them. An error of deliver is returned as it is.
+// Errors of the origin that a retry cannot help, throttling, and that it did not answer
+// in the owner's time are returned as the owner gave them: others would only ask the same
+// origin again. An error of deliver is returned as it is. When req.Patience is over
+// without a block Fetch asks nobody else, and returns the last error.
 func (p *Peers) Fetch(ctx context.Context, req chunk.Request, deliver chunk.Deliver) error {
 	if req.HeldOnly {
 		return chunk.ErrNotHeld // such a question is for one node only
 	}
-	w := &walk{p: p, req: req, left: newLeft(req.Span), grant: transfer.GrantOf(ctx)}
+	w := &walk{p: p, req: req, left: newLeft(req.Span), grant: transfer.GrantOf(ctx), since: time.Now()}
 	w.deliver = func(b chunk.Block) error {
 		if err := deliver(b); err != nil {
 			return err
 		}
+		w.came, w.since = w.came+1, time.Now()
 		w.left.remove(b.Index)
 		return nil
 	}
@@ -55,8 +58,21 @@ type walk struct {
 	deliver chunk.Deliver
 	left    *left
 	grant   string
-	failed  []string // members that failed, for those asked later
+	failed  []string  // members that failed, for those asked later
+	came    int       // blocks
+	since   time.Time // of the last block, or the beginning
 }
+
+// patience returns what is left of the asker's, 0 when it has not said.
+func (w *walk) patience() time.Duration {
+	if w.req.Patience <= 0 {
+		return 0
+	}
+	return max(time.Millisecond, w.req.Patience-time.Since(w.since))
+}
+
+// late reports whether the asker's patience is over.
+func (w *walk) late() bool { return w.req.Patience > 0 && time.Since(w.since) >= w.req.Patience }
 
 // noteFailed remembers a member that could not help.
 func (w *walk) noteFailed(id string) {
@@ -88,7 +104,7 @@ func (w *walk) candidates(ctx context.Context, ids []string) (done bool, err err
 		switch {
 		case err == nil:
 			return true, nil
-		case ends(ctx, err):
+		case ends(ctx, err), w.late():
 			return true, err
 		}
 		w.noteFailed(id)
@@ -110,7 +126,7 @@ func ends(ctx context.Context, err error) bool {
 	if errors.Is(err, objstore.ErrInvalid) || errors.Is(err, objstore.ErrClockSkew) || errors.Is(err, objstore.ErrCredentials) {
 		return false
 	}
-	return objstore.Final(err) || errors.Is(err, objstore.ErrThrottled)
+	return objstore.Final(err) || errors.Is(err, objstore.ErrThrottled) || errors.Is(err, objstore.ErrUnavailable)
 }
 
 // maxBusyPause bounds one wait for a busy member; then its successor is asked.
@@ -124,8 +140,8 @@ func (w *walk) askCandidate(ctx context.Context, m Member) error {
 		if redirects == w.p.cfg.MaxRedirects && !slices.Contains(w.failed, transfer.AnyMember) {
 			w.failed = append(w.failed, transfer.AnyMember)
 		}
+		before := w.came
 		err := w.ask(ctx, m, anyhow)
-		w.p.report(ctx, m.ID, err)
 		var redirect *transfer.RedirectError
 		var remote *transfer.RemoteError
 		switch {
@@ -139,6 +155,8 @@ func (w *walk) askCandidate(ctx context.Context, m Member) error {
 				return err
 			}
 			busy++
+		case errors.Is(err, transfer.ErrWaited) && w.came > before && w.req.Patience > 0 && !w.late():
+			// It sent a part and waits for the rest. Asked anew, it can say for what.
 		default:
 			w.failed = slices.DeleteFunc(w.failed, func(id string) bool { return id == transfer.AnyMember })
 			return err
@@ -166,7 +184,6 @@ func (w *walk) follow(ctx context.Context, owner Member, id string) error {
 	}
 	w.p.stats.RedirectsFollowed.Add(1)
 	err := w.ask(ctx, m, held)
-	w.p.report(ctx, id, err)
 	if err != nil {
 		w.noteFailed(id)
 	}
@@ -178,11 +195,13 @@ func (w *walk) asOwner(ctx context.Context, key Key) error {
 	asked := 0
 	for _, id := range w.p.cfg.Ring.EarlierOwners(key, nil) {
 		m, ok := w.p.cfg.Members.Lookup(id)
+		if w.late() {
+			break
+		}
 		if !ok || id == w.p.cfg.Self || id == w.req.From || slices.Contains(w.failed, id) || !w.p.breakers.allow(id, time.Now()) {
 			continue
 		}
 		err := w.ask(ctx, m, settled)
-		w.p.report(ctx, id, err)
 		switch {
 		case err == nil:
 			w.p.stats.EarlierOwnerHits.Add(1)
@@ -226,8 +245,24 @@ const (
 	settled               // held, or on its way from the origin
 )
 
-// ask requests what is left from one member, run of blocks by run.
+// ask requests what is left from one member. A block that arrives damaged is asked for
+// again: the member was told, and has dropped it if the damage is on its disk. One that is
+// damaged again, by the way between us perhaps, is for somebody else.
 func (w *walk) ask(ctx context.Context, m Member, d demand) error {
+	var damaged []uint32
+	for {
+		err := w.askOnce(ctx, m, d)
+		w.p.report(ctx, m.ID, err)
+		var bad *transfer.CorruptError
+		if !errors.As(err, &bad) || slices.Contains(damaged, bad.Block) || ctx.Err() != nil || !w.p.breakers.allow(m.ID, time.Now()) {
+			return err
+		}
+		damaged = append(damaged, bad.Block)
+	}
+}
+
+// askOnce requests what is left run of blocks by run.
+func (w *walk) askOnce(ctx context.Context, m Member, d demand) error {
 	for {
 		span, ok := w.left.next()
 		if !ok {
@@ -236,6 +271,7 @@ func (w *walk) ask(ctx context.Context, m Member, d demand) error {
 		req := transfer.Request{Request: w.req, Failed: w.failed}
 		req.Span = span
 		req.Hops++
+		req.Patience = w.patience()
 		req.HeldOnly, req.Settled = d != anyhow, d == settled
 		if d == anyhow {
 			req.Grant = w.grant
@@ -268,9 +304,4 @@ func (l *left) next() (chunk.Span, bool) {
 		n = len(l.have) - first
 	}
 	return chunk.Span{First: l.span.First + uint32(first), Count: uint32(n)}, true
-}
-
-// isDamage reports whether a member sent what cannot be believed.
-func isDamage(err error) bool {
-	return errors.Is(err, chunk.ErrCorrupt) || errors.Is(err, transfer.ErrMalformed) || errors.Is(err, transfer.ErrImpostor)
 }

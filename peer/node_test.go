@@ -26,6 +26,7 @@ type origin struct {
 	data  []byte
 	err   error                           // returned instead of bytes
 	delay func(ctx context.Context) error // before each block
+	hang  func(ctx context.Context) error // before each answer about names
 
 	mu    sync.Mutex
 	reads map[uint32]int // of each block; guarded by mu
@@ -76,6 +77,7 @@ type node struct {
 	peers  *Peers
 	stop   func()
 	spoil  func(*chunk.Piece) // damages what it lends
+	mends  bool               // drops what was found damaged
 	slow   func(ctx context.Context, index uint32) error
 
 	mu       sync.Mutex
@@ -206,9 +208,14 @@ func (n *node) land(index uint32, data []byte) {
 
 // Lend implements chunk.Lender.
 func (n *node) Lend(ctx context.Context, req chunk.Request, send func(chunk.Piece) error) error {
+	var lacking error
 	for b := req.Span.First; b < req.Span.End(); b++ {
 		data, err := n.get(ctx, req, b)
-		if err != nil {
+		switch {
+		case req.HeldOnly && errors.Is(err, chunk.ErrNotHeld):
+			lacking = err
+			continue
+		case err != nil:
 			return err
 		}
 		if n.slow != nil {
@@ -216,7 +223,8 @@ func (n *node) Lend(ctx context.Context, req chunk.Request, send func(chunk.Piec
 				return err
 			}
 		}
-		p := chunk.Piece{Index: b, Len: len(data), CRC: chunk.Checksum(data), Data: data}
+		off := int64(b) * small.BlockBytes // of the checksum that the first reader computed
+		p := chunk.Piece{Index: b, Len: len(data), CRC: chunk.Checksum(n.origin.data[off : off+int64(len(data))]), Data: data}
 		if n.spoil != nil {
 			n.spoil(&p)
 		}
@@ -224,7 +232,7 @@ func (n *node) Lend(ctx context.Context, req chunk.Request, send func(chunk.Piec
 			return err
 		}
 	}
-	return nil
+	return lacking
 }
 
 // Suspect implements chunk.Lender.
@@ -232,6 +240,9 @@ func (n *node) Suspect(_ chunk.ObjectID, block uint32) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.suspects = append(n.suspects, block)
+	if n.mends {
+		delete(n.have, block)
+	}
 }
 
 // Head implements objstore.Names: whatever peers do not know is asked of the origin.
@@ -239,6 +250,9 @@ func (n *node) Head(ctx context.Context, q objstore.Query, key string) (objstore
 	info, age, err := n.peers.Head(ctx, q, key)
 	if !errors.Is(err, chunk.ErrNotHeld) {
 		return info, age, err
+	}
+	if n.origin.hang != nil {
+		return info, 0, n.origin.hang(ctx)
 	}
 	n.origin.mu.Lock()
 	defer n.origin.mu.Unlock()
@@ -254,6 +268,9 @@ func (n *node) List(ctx context.Context, q objstore.Query, req objstore.ListRequ
 	page, age, err := n.peers.List(ctx, q, req)
 	if !errors.Is(err, chunk.ErrNotHeld) {
 		return page, age, err
+	}
+	if n.origin.hang != nil {
+		return page, 0, n.origin.hang(ctx)
 	}
 	n.origin.mu.Lock()
 	defer n.origin.mu.Unlock()

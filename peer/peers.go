@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/peer/transfer"
 )
 
@@ -75,8 +76,9 @@ type verdict int
 const (
 	nothing verdict = iota // our context ended, or a local error
 	healthy
-	failing // counts towards the threshold
-	harmful // set aside at once
+	failing  // counts towards the threshold
+	damaging // set aside when it happens often
+	harmful  // set aside at once
 )
 
 // judge reads a member's health off the outcome of a request.
@@ -90,9 +92,11 @@ func judge(ctx context.Context, err error) verdict {
 		return nothing
 	case errors.Is(err, transfer.ErrSlow): // the next wait would cost a reader as much
 		return harmful
+	case errors.Is(err, chunk.ErrCorrupt):
+		return damaging
 	case ctx.Err() != nil:
 		return nothing
-	case isDamage(err):
+	case errors.Is(err, transfer.ErrMalformed), errors.Is(err, transfer.ErrImpostor):
 		return harmful
 	case errors.As(err, &remote):
 		switch {
@@ -115,6 +119,8 @@ func (p *Peers) report(ctx context.Context, id string, err error) {
 		p.breakers.succeeded(id)
 	case failing:
 		p.breakers.failed(id, time.Now(), false)
+	case damaging:
+		p.breakers.sentDamage(id, time.Now())
 	case harmful:
 		p.breakers.failed(id, time.Now(), true)
 	}

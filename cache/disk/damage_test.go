@@ -249,9 +249,9 @@ func TestOtherBoot(t *testing.T) {
 	}
 }
 
-// SEMANTICS B5: A file that is complete on the node is read by the kernel itself (passthrough);
-// damage that happens on the disk after the bytes were stored is then found by `shardwell verify`,
-// not by the read. `--verify-reads always` turns passthrough off and checks every read.
+// SEMANTICS B5: A file that is complete on the node when it is opened is read by the kernel itself
+// (passthrough), where the kernel can and no earlier handle reads it through the daemon; damage that
+// happens on the disk after the bytes were stored is then found by `shardwell verify`, not by the read. `--verify-reads always` turns passthrough off and checks every read.
 func TestDamageUnderTheKernel(t *testing.T) {
 	cfg := testConfig(t.TempDir())
 	d := openDir(t, cfg)

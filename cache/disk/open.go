@@ -120,16 +120,25 @@ func explain(what string, err error) error {
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
 		return fmt.Errorf("not writable by uid %d: %w", os.Geteuid(), err)
 	case errors.Is(err, unix.EROFS):
-		return fmt.Errorf("on a read-only file system: %w", err)
+		return told{"on a read-only file system", err}
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		return fmt.Errorf("no space: free some, or use another directory: %w", err)
 	case errors.Is(err, unix.ENOENT):
-		return fmt.Errorf("does not exist and neither does its parent: make it first: %w", err)
+		return told{"does not exist and neither does its parent: make it first", err}
 	case errors.Is(err, unix.ENOTDIR):
-		return fmt.Errorf("not a directory: %w", err)
+		return told{"not a directory", err}
 	}
 	return fmt.Errorf("%s: %w", what, err)
 }
+
+// told is an error that our own words tell in full.
+type told struct {
+	text string
+	error
+}
+
+func (e told) Error() string { return e.text }
+func (e told) Unwrap() error { return e.error }
 
 // layoutFormat is the text of the file layout: layout version, chunk and block size.
 const layoutFormat = "shardwell cache, layout %d, chunk %d, block %d"

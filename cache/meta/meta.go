@@ -48,7 +48,7 @@ type Config struct {
 	Replaced func(b objstore.Bucket, old []objstore.Info)
 
 	MemoryBytes int64         // of cached answers
-	QueryBudget time.Duration // for one answer, retries included
+	QueryBudget time.Duration // how long a caller waits for an answer, whoever is asked, retries included
 	Logger      *slog.Logger
 }
 
@@ -159,22 +159,34 @@ func (c *Cache) ask(ctx context.Context, q objstore.Query, qu question) (*answer
 			return a, time.Since(a.asked), nil
 		}
 	}
-	fl, name, fn := c.cluster, fmt.Sprintf("%d %s", q.Hops, key), func(ctx context.Context, need time.Time) (*answer, error) {
-		return c.askCluster(ctx, need, q.Hops, qu)
+	fl, name, fn := c.cluster, fmt.Sprintf("%d %s", q.Hops, key), func(ctx context.Context, need time.Time, s *state) (*answer, error) {
+		return c.askCluster(ctx, need, q.Hops, qu, s)
 	}
 	if c.cfg.Peers == nil {
-		fl, name, fn = c.origin, key, func(ctx context.Context, _ time.Time) (*answer, error) {
-			return c.askOrigin(ctx, qu)
-		}
+		fl, name, fn = c.origin, key, c.fromOrigin(qu)
 	}
-	a, shared, err := fl.do(ctx, name, need, fn)
-	if shared {
-		c.stats.Shared.Add(1)
-	}
+	a, err := c.wait(ctx, fl, name, need, fn)
 	if err != nil {
 		return nil, 0, err
 	}
 	return a, time.Since(a.asked), nil
+}
+
+// wait gets an answer within the caller's budget, by a second query when one that others
+// began ended without an answer in theirs.
+func (c *Cache) wait(parent context.Context, fl *flights, name string, need time.Time, fn query) (*answer, error) {
+	ctx, cancel := context.WithTimeout(parent, c.cfg.QueryBudget)
+	defer cancel()
+	end, _ := ctx.Deadline()
+	for {
+		a, shared, err := fl.do(ctx, name, need, fn)
+		if shared {
+			c.stats.Shared.Add(1)
+		}
+		if err == nil || !shared || objstore.Final(err) || errors.Is(err, ErrClosed) || time.Until(end) < minAgain || !pauseFor(ctx, firstPause) {
+			return a, err
+		}
+	}
 }
 
 // Forget drops all answers about the names under a prefix, and those on their
@@ -248,31 +260,46 @@ func (c *Cache) keep(a *answer) {
 }
 
 // askCluster asks the peers, and the origin when they say that it is this
-// node's turn. Transient errors of peers are tried again until ctx ends.
-func (c *Cache) askCluster(ctx context.Context, need time.Time, hops int, qu question) (*answer, error) {
-	pause := 50 * time.Millisecond
-	for {
+// node's turn. Transient errors are tried again until ctx ends; then the last one is returned.
+func (c *Cache) askCluster(ctx context.Context, need time.Time, hops int, qu question, s *state) (*answer, error) {
+	for pause := firstPause; ; pause = min(2*pause, maxPause) {
 		a, err := c.askPeers(ctx, need, hops, qu)
 		switch {
 		case err == nil:
 			c.keep(a)
 			return a, nil
 		case errors.Is(err, chunk.ErrNotHeld):
-			a, _, err = c.origin.do(ctx, qu.key(), need, func(ctx context.Context, _ time.Time) (*answer, error) {
-				return c.askOrigin(ctx, qu)
-			})
-			return a, err
-		case objstore.Final(err) && (ctx.Err() != nil || !ofContext(err)):
+			s.atOrigin.Store(true)
+			a, _, err = c.origin.do(ctx, qu.key(), need, c.fromOrigin(qu))
+			if err == nil || errors.Is(err, ErrClosed) {
+				return a, err
+			}
+			if ctx.Err() == nil {
+				s.atOrigin.Store(false) // the peers again
+			}
+		}
+		if objstore.Final(err) && !ofContext(err) {
 			c.stats.Errors.Add(1)
 			return nil, err
 		}
-		if !wait(ctx, pause) {
-			c.stats.Errors.Add(1)
-			return nil, err
+		if ctx.Err() == nil {
+			s.last.Store(&err)
 		}
-		pause = min(2*pause, 2*time.Second)
+		end, _ := ctx.Deadline()
+		if errors.Is(err, objstore.ErrUnavailable) && time.Until(end) < minAgain || !pauseFor(ctx, pause) {
+			c.stats.Errors.Add(1)
+			return nil, s.late()
+		}
 	}
 }
+
+// Pauses between attempts double from the first on. An origin that has not answered
+// somebody in his time is asked again only if there is some left.
+const (
+	firstPause = 50 * time.Millisecond
+	maxPause   = 2 * time.Second
+	minAgain   = time.Second
+)
 
 // ofContext reports whether err is some context's end, which says nothing about the name.
 func ofContext(err error) bool {
@@ -306,6 +333,21 @@ func (c *Cache) askPeers(ctx context.Context, need time.Time, hops int, qu quest
 		a.asked = need
 	}
 	return a, err
+}
+
+// fromOrigin is the query that asks the origin.
+func (c *Cache) fromOrigin(qu question) query {
+	return func(ctx context.Context, need time.Time, s *state) (*answer, error) {
+		if a := c.store.get(qu.key()); a != nil && a.question == qu && !a.asked.Before(need) {
+			return a, nil // came since the caller looked
+		}
+		s.atOrigin.Store(true)
+		a, err := c.askOrigin(ctx, qu)
+		if err != nil && ctx.Err() != nil {
+			err = fmt.Errorf("%s %q: %w: %v", qu.op(), qu.name, errLate, err) // not a context's end
+		}
+		return a, objstore.Unavailable(err)
+	}
 }
 
 func (c *Cache) askOrigin(ctx context.Context, qu question) (*answer, error) {

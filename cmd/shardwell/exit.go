@@ -65,7 +65,7 @@ var advice = [...]struct {
 }{
 	{objstore.ErrNoBucket, "check the bucket's name, and --endpoint and --region"},
 	{objstore.ErrPermission, "these credentials may not read it: give others, or allow s3:ListBucket and s3:GetObject"},
-	{objstore.ErrCredentials, "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, give --credentials-file, or --anonymous for a public bucket"},
+	{objstore.ErrCredentials, "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give --credentials-file or --anonymous"},
 	{objstore.ErrClockSkew, "set the clock of this machine"},
 	{objstore.ErrNotExist, "look with `shardwell ls` at the part before it"},
 	{objstore.ErrThrottled, "try again later, or lower --max-origin-rate"},
@@ -83,6 +83,9 @@ func explain(err error) string {
 	}
 	if strings.HasSuffix(text, syscall.EADDRINUSE.Error()) { // of the gossip library, which keeps the text only
 		return text + ": choose another --bind"
+	}
+	if strings.Contains(text, "origin directory") && errors.Is(err, objstore.ErrNoBucket) {
+		return text + ": check the path, and that it is mounted on this machine"
 	}
 	class := control.Classify(err)
 	for _, a := range advice {

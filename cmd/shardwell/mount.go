@@ -16,6 +16,7 @@ import (
 	"github.com/shardwell/shardwell/fuse"
 	"github.com/shardwell/shardwell/internal/config"
 	"github.com/shardwell/shardwell/internal/control"
+	"github.com/shardwell/shardwell/internal/node"
 )
 
 func newMount(s streams) *cobra.Command {
@@ -93,6 +94,12 @@ func mountHere(ctx context.Context, s streams, cfg config.Resolved, uri, dir str
 	if err := ownCache(&cfg.Config); err != nil {
 		return err
 	}
+	if u, err := config.ParseURI(uri); err == nil && u.Dir != "" {
+		cfg.OriginDirs = append(cfg.OriginDirs, u.Dir) // the user named it, and nobody else asks
+	}
+	if cfg.Source("log-level").Kind == "default" { // somebody sits before it
+		cfg.LogLevel = "warn"
+	}
 	log := newLogger(s, cfg.Config)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -107,7 +114,7 @@ func mountHere(ctx context.Context, s streams, cfg config.Resolved, uri, dir str
 	if err != nil {
 		stop()
 		<-d.stopped
-		if d.err != nil && errors.Is(err, context.Canceled) {
+		if d.err != nil && (errors.Is(err, context.Canceled) || errors.Is(err, node.ErrStopping)) {
 			return d.err // the node failed, and Mount with it
 		}
 		return err

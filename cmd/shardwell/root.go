@@ -28,6 +28,9 @@ func run(ctx context.Context, args []string, s streams) int {
 		return exitDone
 	}
 	code := exitCode(ctx, err)
+	if code == exitInterrupted { // what was under way then is of no use to the one who interrupted it
+		err = usagef("interrupted")
+	}
 	if text := err.Error(); text != "" {
 		fmt.Fprintf(s.err, "%s: %s\n", cmd.CommandPath(), oneLine(explain(err)))
 	}

@@ -64,9 +64,10 @@ func runUmount(ctx context.Context, s streams, cfg config.Resolved, dir string) 
 }
 
 // served reports whether a process answers for a mount. One whose server died
-// says that it is not connected.
+// says that it is not connected, but for what the kernel remembers, such as
+// attributes: how full a file system is it never does.
 func served(dir string) bool {
-	var st unix.Stat_t
-	err := unix.Lstat(dir, &st)
+	var st unix.Statfs_t
+	err := unix.Statfs(dir, &st)
 	return !errors.Is(err, unix.ENOTCONN) && !errors.Is(err, unix.ECONNABORTED)
 }

@@ -50,12 +50,12 @@ func (b *bench) peer() error {
 		if err != nil {
 			return err
 		}
-		client := clientOf(reader.Host)
+		raw := newRawClients(reader.Host)
 		c.Origin.Reset()
-		if err := b.peerMeasure("peer_seq_vs_http", "reach 0.90", c, client, mnt, seq); err != nil {
+		if err := b.peerMeasure("peer_seq_vs_http", "reach 0.90", c, raw, mnt, seq); err != nil {
 			return err
 		}
-		if err := b.peerMeasure("peer_64_readers_vs_http", "reach 0.85", c, client, mnt, shards); err != nil {
+		if err := b.peerMeasure("peer_64_readers_vs_http", "reach 0.85", c, raw, mnt, shards); err != nil {
 			return err
 		}
 		b.emit("epoch2_origin_bytes", []float64{float64(c.Origin.Requests().Bytes())}, c.Origin.Requests().String(),
@@ -127,8 +127,44 @@ func serveRaw(c *cluster.Cluster) error {
 	return nil
 }
 
+// rawPerPeer is how many connections to a peer the bounded raw client has.
+const rawPerPeer = 8
+
+// rawClients are the ways in which raw HTTP reads files at once: each file over a connection of
+// its own, and over few. So many streams into one link lose each other's packets, and the
+// last of them may take twice as long: the baseline is the faster way.
+type rawClients struct {
+	all, few         *http.Client
+	allRate, fewRate []float64 // MiB/s of the rounds of one measure
+}
+
+func newRawClients(h *cage.Host) *rawClients {
+	r := &rawClients{all: clientOf(h), few: clientOf(h)}
+	r.few.Transport.(*http.Transport).MaxConnsPerHost = rawPerPeer
+	return r
+}
+
+// read reads a set and returns how long the faster way took.
+func (r *rawClients) read(set []shard, bytes int64) (time.Duration, error) {
+	get := func(c *http.Client) (time.Duration, error) {
+		return atOnce(len(set), func(i int) error { return getWhole(c, set[i].url, 0, set[i].size) })
+	}
+	all, err := get(r.all)
+	if err != nil {
+		return 0, err
+	}
+	r.allRate = append(r.allRate, rate(bytes, all))
+	if len(set) == 1 {
+		return all, nil
+	}
+	few, err := get(r.few)
+	r.fewRate = append(r.fewRate, rate(bytes, few))
+	return min(all, few), err
+}
+
 // peerMeasure alternates raw HTTP and the mount; all shards of a round at once.
-func (b *bench) peerMeasure(measure, reach string, c *cluster.Cluster, client *http.Client, mnt string, sets [][]shard) error {
+func (b *bench) peerMeasure(measure, reach string, c *cluster.Cluster, client *rawClients, mnt string, sets [][]shard) error {
+	client.allRate, client.fewRate = nil, nil
 	var through, raw, cpu, readerCPU, wire []float64
 	reader := c.Nodes[len(c.Nodes)-1].Host
 	for round, set := range sets {
@@ -139,7 +175,7 @@ func (b *bench) peerMeasure(measure, reach string, c *cluster.Cluster, client *h
 		var errs [2]error
 		for _, half := range [2]int{round % 2, 1 - round%2} {
 			if half == 0 {
-				d, err := atOnce(len(set), func(i int) error { return getWhole(client, set[i].url, 0, set[i].size) })
+				d, err := client.read(set, bytes)
 				errs[0] = err
 				raw = append(raw, rate(bytes, d))
 				continue
@@ -167,8 +203,8 @@ func (b *bench) peerMeasure(measure, reach string, c *cluster.Cluster, client *h
 	}
 	b.emit(measure, ratios(through, raw), map[string]any{
 		"mountMiBps": through, "httpMiBps": raw, "cpuSecondsPerGiBAllNodes": cpu, "cpuSecondsPerGiBReader": readerCPU,
-		"interfaceBytesOverPayload": wire,
-	}, "%d files of peers at once, links of %d Mbit/s, mount / raw HTTP of the same bytes from the same peers; %s",
+		"interfaceBytesOverPayload": wire, "httpMiBpsConnectionPerFile": client.allRate, "httpMiBpsFewConnections": client.fewRate,
+	}, "%d files of peers at once, links of %d Mbit/s, mount / raw HTTP of the same bytes from the same peers, the faster of a connection per file and 8 per peer; %s",
 		len(sets[0]), nodeLink.RateMbit, reach)
 	return nil
 }

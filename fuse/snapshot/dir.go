@@ -26,6 +26,18 @@ type Dir struct {
 	table    []uint32 // open addressing: index+1 of the newest record of a name; 0 = free
 	names    uint32   // slots of table in use
 	replaced bool     // some record replaces another
+	distrust Question // grows with each Distrust
+}
+
+// Question says when a question about names of a directory was put, compared with
+// its Distrusts.
+type Question uint32
+
+// Ask begins a question about names of the directory, for Put and Remove.
+func (d *Dir) Ask() Question {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.distrust
 }
 
 // tick is the step in which verification times are kept, rounded down so that
@@ -129,10 +141,11 @@ func (d *Dir) Current(index uint32) uint32 {
 	return index
 }
 
-// Put records what was true of a name at a time. It returns the index of the
-// name's newest record, and true when that is a new one: the entry is new, or
-// differs from the one before. What is older than what is known changes nothing.
-func (d *Dir) Put(e tree.Entry, at time.Time) (index uint32, changed bool, err error) {
+// Put records what was true of a name at a time, as the answer to q said. It returns
+// the index of the name's newest record, and true when that is a new one: the entry is
+// new, or differs from the one before. What is older than what is known changes
+// nothing; an answer to what was asked before a Distrust verifies nothing.
+func (d *Dir) Put(e tree.Entry, at time.Time, q Question) (index uint32, changed bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	slot, known := d.slot(e.Name)
@@ -145,7 +158,7 @@ func (d *Dir) Put(e tree.Entry, at time.Time) (index uint32, changed bool, err e
 		index = d.table[slot] - 1
 		old := d.store.view(d.offsets[index], true)
 		same := tree.Entry{Kind: old.Kind, Size: old.Size, ETag: old.ETag}.SameVersion(e)
-		if t := d.store.ticks(at); t < d.verified[index] || !old.Gone && same {
+		if t := d.ticks(at, q); t < d.verified[index] || !old.Gone && same {
 			d.verified[index] = max(d.verified[index], t)
 			return index, false, nil
 		}
@@ -155,15 +168,15 @@ func (d *Dir) Put(e tree.Entry, at time.Time) (index uint32, changed bool, err e
 	}
 	index, err = d.add(r, slot, known)
 	if err == nil {
-		d.verified[index] = d.store.ticks(at)
+		d.verified[index] = d.ticks(at, q)
 		d.store.bytes.Add(grown)
 		d.store.files.Add(files)
 	}
 	return index, err == nil, err
 }
 
-// Remove records that a name does not exist at a time.
-func (d *Dir) Remove(name string, at time.Time) error {
+// Remove records that a name does not exist at a time, as Put does.
+func (d *Dir) Remove(name string, at time.Time, q Question) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	slot, known := d.slot(name)
@@ -172,13 +185,13 @@ func (d *Dir) Remove(name string, at time.Time) error {
 	}
 	index := d.table[slot] - 1
 	old := d.store.view(d.offsets[index], false)
-	if t := d.store.ticks(at); t < d.verified[index] || old.Gone {
+	if t := d.ticks(at, q); t < d.verified[index] || old.Gone {
 		d.verified[index] = max(d.verified[index], t)
 		return nil
 	}
 	index, err := d.add(record{serial: d.Serial, kind: kindGone, flags: flagReplaces, name: name}, slot, true)
 	if err == nil {
-		d.verified[index] = d.store.ticks(at)
+		d.verified[index] = d.ticks(at, q)
 		d.store.bytes.Add(-old.Size)
 		d.store.files.Add(-old.files())
 	}
@@ -226,10 +239,12 @@ func (d *Dir) Verified(index uint32) time.Time {
 	return d.store.epoch.Add(time.Duration(v-1) * tick)
 }
 
-// Distrust makes the records of names that begin with prefix count as never verified.
+// Distrust makes the records of names that begin with prefix count as never verified,
+// and so what is asked now and not answered yet.
 func (d *Dir) Distrust(prefix string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.distrust++
 	if prefix == "" {
 		clear(d.verified)
 		return
@@ -239,6 +254,14 @@ func (d *Dir) Distrust(prefix string) {
 			d.verified[i] = 0
 		}
 	}
+}
+
+// ticks is when an answer verified what it says; 0 = never. mu is held.
+func (d *Dir) ticks(at time.Time, q Question) uint32 {
+	if q != d.distrust {
+		return 0
+	}
+	return d.store.ticks(at)
 }
 
 func (s *Store) ticks(at time.Time) uint32 {

@@ -27,7 +27,7 @@ func create(t testing.TB, dir string, now time.Time) *Store {
 
 func put(t testing.TB, d *Dir, e tree.Entry, at time.Time) (uint32, bool) {
 	t.Helper()
-	index, changed, err := d.Put(e, at)
+	index, changed, err := d.Put(e, at, d.Ask())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,16 +64,16 @@ func TestVersions(t *testing.T) {
 	if e, _ := d.Entry(i); e != one {
 		t.Errorf("the old record is %+v", e)
 	}
-	if err := d.Remove("f", now.Add(time.Second)); err != nil || d.Current(i) != j {
+	if err := d.Remove("f", now.Add(time.Second), d.Ask()); err != nil || d.Current(i) != j {
 		t.Errorf("removed by old news: %v", err)
 	}
-	if err := d.Remove("f", now.Add(3*time.Second)); err != nil {
+	if err := d.Remove("f", now.Add(3*time.Second), d.Ask()); err != nil {
 		t.Fatal(err)
 	}
 	if k, ok := d.Find("f"); !ok || !d.View(k, false).Gone || s.Bytes() != 0 {
 		t.Errorf("gone: %d, %v", k, ok)
 	}
-	if err := d.Remove("never", now); err != nil || d.Len() != 3 {
+	if err := d.Remove("never", now, d.Ask()); err != nil || d.Len() != 3 {
 		t.Errorf("removal of the unknown: %v, %d records", err, d.Len())
 	}
 	if k, changed := put(t, d, one, now.Add(4*time.Second)); !changed || d.Current(i) != k {
@@ -82,6 +82,14 @@ func TestVersions(t *testing.T) {
 	d.Distrust("f")
 	if k, _ := d.Find("f"); !d.Verified(k).IsZero() {
 		t.Error("still trusted")
+	}
+	asked := d.Ask()
+	d.Distrust("other")
+	if _, _, err := d.Put(one, now.Add(5*time.Second), asked); err != nil || !d.Verified(d.Current(i)).IsZero() {
+		t.Errorf("trusted on an answer to what was asked before: %v", err)
+	}
+	if _, _, err := d.Put(one, now.Add(5*time.Second), d.Ask()); err != nil || d.Verified(d.Current(i)).IsZero() {
+		t.Errorf("not trusted: %v", err)
 	}
 }
 
@@ -110,7 +118,7 @@ func TestRandomReopen(t *testing.T) {
 			ETag: []string{"", "0123456789abcdef0123456789abcdef", "0123456789ABCDEF0123456789abcdef", "multi-3"}[r.IntN(4)]}
 		switch old, known := toy.newest[e.Name]; {
 		case r.IntN(4) == 0:
-			if err := d.Remove(e.Name, now); err != nil {
+			if err := d.Remove(e.Name, now, d.Ask()); err != nil {
 				t.Fatal(err)
 			}
 			if known && !toy.gone[old] {
@@ -282,9 +290,9 @@ func FuzzOpen(f *testing.F) {
 		f.Fatal(err)
 	}
 	id := s.Root().NodeID(0)
-	_, _, _ = s.Root().Put(tree.Entry{Name: "d", Kind: tree.Dir}, time.Now())
+	_, _, _ = s.Root().Put(tree.Entry{Name: "d", Kind: tree.Dir}, time.Now(), 0)
 	sub, _ := s.DirOf(id, "d/")
-	_, _, _ = sub.Put(tree.Entry{Name: "f", Kind: tree.File, ETag: "0123456789abcdef0123456789abcdef"}, time.Now())
+	_, _, _ = sub.Put(tree.Entry{Name: "f", Kind: tree.File, ETag: "0123456789abcdef0123456789abcdef"}, time.Now(), 0)
 	seed := append([]byte(nil), s.at(0)[:s.end]...)
 	_ = s.Close()
 	f.Add(seed, uint16(0), byte(0))
@@ -314,7 +322,7 @@ func FuzzOpen(f *testing.F) {
 			}
 			return true
 		})
-		if _, _, err := s.Root().Put(tree.Entry{Name: "new", Kind: tree.File}, time.Now()); err != nil {
+		if _, _, err := s.Root().Put(tree.Entry{Name: "new", Kind: tree.File}, time.Now(), 0); err != nil {
 			t.Fatal(err)
 		}
 	})

@@ -16,13 +16,14 @@ import (
 // its file: whoever keeps the entries lets it replace the file.
 type Lister struct {
 	prefix   string
+	rules    Rules
 	last     string // greatest key seen
 	unsorted bool
 	held     []Entry // files whose directory could still come, few
 }
 
 // NewLister lists the directory of a key prefix: "" or ending with "/".
-func NewLister(prefix string) *Lister { return &Lister{prefix: prefix} }
+func NewLister(prefix string, rules Rules) *Lister { return &Lister{prefix: prefix, rules: rules} }
 
 // Sorted reports whether all pages so far came in the order of their keys.
 func (l *Lister) Sorted() bool { return !l.unsorted }
@@ -49,7 +50,7 @@ func (l *Lister) Add(page objstore.Page) (entries []Entry, skipped []Skip) {
 	dirs := make(map[string]struct{}, len(page.Prefixes))
 	entries = make([]Entry, 0, len(page.Objects)+len(page.Prefixes))
 	addDir := func(key, name string) {
-		if why := CheckName(name); why != OK {
+		if why := l.rules.Check(l.prefix, name); why != OK {
 			skipped = append(skipped, Skip{l.prefix + name + "/", why})
 		} else if _, twice := dirs[name]; !twice {
 			dirs[name] = struct{}{}
@@ -70,7 +71,7 @@ func (l *Lister) Add(page objstore.Page) (entries []Entry, skipped []Skip) {
 		see(o.Key)
 		rest, ok := strings.CutPrefix(o.Key, l.prefix)
 		name, _, below := strings.Cut(rest, "/")
-		switch why := CheckName(name); {
+		switch why := l.rules.Check(l.prefix, name); {
 		case !ok:
 			skipped = append(skipped, Skip{o.Key, Foreign})
 		case rest == "": // the marker of this directory

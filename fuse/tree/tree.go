@@ -6,7 +6,7 @@
 // remembering entries are left to others. It is a part of fuse.
 //
 // The rules. Keys become paths by "/"; bytes stay as they are, whether UTF-8 or
-// not. A key under a prefix implies the directories on its way; a key that ends
+// not, unless the origin cannot be asked for them ([Rules]). A key under a prefix implies the directories on its way; a key that ends
 // with "/" is a marker and says only that its directory exists. Where a key `a`
 // and keys `a/…` meet, the directory is shown: it stands for many keys, the file
 // for one.
@@ -14,9 +14,12 @@ package tree
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"time"
+	"unicode/utf8"
 
+	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/objstore"
 )
 
@@ -59,10 +62,13 @@ const (
 	LongPart // over MaxNameBytes
 	Shadowed // `a` beside `a/b`
 	Foreign  // the origin listed a key that is not under the prefix
+	LongKey  // over chunk.MaxKeyBytes, with the slash of a directory
+	NotUTF8  // where [Rules] want it
 )
 
 var reasons = [...]string{"", "has an empty part", "has a part that is . or ..", "holds a NUL byte",
-	"has a part longer than 255 bytes", "is also a directory", "is not under the prefix that was listed"}
+	"has a part longer than 255 bytes", "is also a directory", "is not under the prefix that was listed",
+	fmt.Sprintf("is longer than %d bytes", chunk.MaxKeyBytes-1), "is not UTF-8, which the origin needs"}
 
 func (r Reason) String() string { return reasons[r] }
 
@@ -72,8 +78,14 @@ type Skip struct {
 	Reason Reason
 }
 
-// CheckName reports whether one part of a key can be a name.
-func CheckName(name string) Reason {
+// Rules are what an origin demands of keys beside what a path does.
+type Rules struct {
+	UTF8 bool // keys that are not UTF-8 can be listed, but not asked for
+}
+
+// Check reports whether a name in the directory of a key prefix can be shown: the
+// one rule for listings and look-ups.
+func (r Rules) Check(dirPrefix, name string) Reason {
 	switch {
 	case name == "":
 		return EmptyPart
@@ -81,21 +93,12 @@ func CheckName(name string) Reason {
 		return DotPart
 	case len(name) > MaxNameBytes:
 		return LongPart
+	case len(dirPrefix)+len(name) >= chunk.MaxKeyBytes:
+		return LongKey
 	case strings.IndexByte(name, 0) >= 0:
 		return NulByte
-	}
-	return OK
-}
-
-// CheckKey reports whether a whole key, below a mount's prefix, can be a path. A
-// marker ("a/") can.
-func CheckKey(key string) Reason {
-	for key != "" {
-		part, rest, _ := strings.Cut(key, "/")
-		if why := CheckName(part); why != OK {
-			return why
-		}
-		key = rest
+	case r.UTF8 && !utf8.ValidString(name):
+		return NotUTF8
 	}
 	return OK
 }
@@ -129,7 +132,8 @@ type Answers struct {
 // Resolve comes to the entry of name from the answers. It returns false without
 // an error when there is none, and shadowed when a file hides behind a directory.
 func Resolve(name string, a Answers) (e Entry, found, shadowed bool, err error) {
-	missing := errors.Is(a.HeadErr, objstore.ErrNotExist)
+	// An origin that lists, but cannot be asked for the key, has none of that name.
+	missing := errors.Is(a.HeadErr, objstore.ErrNotExist) || errors.Is(a.HeadErr, objstore.ErrInvalid) && a.ListErr == nil
 	switch {
 	case a.ListErr == nil && len(a.Below.Objects)+len(a.Below.Prefixes) > 0:
 		e = Entry{Name: name, Kind: Dir}

@@ -7,18 +7,31 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
+	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/objstore"
 )
 
-func TestCheckKey(t *testing.T) {
-	for key, want := range map[string]Reason{
-		"a": OK, "a/b/c": OK, "a/": OK, "...": OK, "a b": OK, "\xff": OK, strings.Repeat("x", 255): OK, "": OK,
-		"/a": EmptyPart, "a//b": EmptyPart, "a//": EmptyPart, ".": DotPart, "a/..": DotPart, "../a": DotPart,
-		"a\x00": NulByte, "d/" + strings.Repeat("x", 256): LongPart,
+func TestCheck(t *testing.T) {
+	for name, want := range map[string]Reason{
+		"a": OK, "...": OK, "a b": OK, "\xff": OK, "\xc3": OK, "\u00ff": OK, strings.Repeat("x", 255): OK,
+		"": EmptyPart, ".": DotPart, "..": DotPart, "a\x00": NulByte, strings.Repeat("x", 256): LongPart,
 	} {
-		if got := CheckKey(key); got != want {
-			t.Errorf("%q: %v, want %v", key, got, want)
+		if got := (Rules{}).Check("d/", name); got != want {
+			t.Errorf("%q: %v, want %v", name, got, want)
+		}
+		if want == OK && !utf8.ValidString(name) {
+			want = NotUTF8
+		}
+		if got := (Rules{UTF8: true}).Check("d/", name); got != want {
+			t.Errorf("%q where keys are UTF-8: %v, want %v", name, got, want)
+		}
+	}
+	deep := strings.Repeat("d/", chunk.MaxKeyBytes/2-2)
+	for name, want := range map[string]Reason{"abc": OK, "abcd": LongKey} {
+		if got := (Rules{}).Check(deep, name); got != want {
+			t.Errorf("key of %d bytes: %v, want %v", len(deep)+len(name), got, want)
 		}
 	}
 }
@@ -34,6 +47,7 @@ func TestDirPrefix(t *testing.T) {
 func TestResolve(t *testing.T) {
 	missing := fmt.Errorf("head: %w", objstore.ErrNotExist)
 	denied := fmt.Errorf("denied: %w", objstore.ErrPermission)
+	refused := fmt.Errorf("head: %w", objstore.ErrInvalid)
 	broken := errors.New("connection reset")
 	file := objstore.Info{Key: "p/n", Size: 5, ETag: "e"}
 	below := objstore.Page{Objects: []objstore.Info{{Key: "p/n/x"}}}
@@ -51,6 +65,8 @@ func TestResolve(t *testing.T) {
 		"no right at all":        {Answers{HeadErr: denied, ListErr: denied}, 0, false, objstore.ErrPermission},
 		"none, no right to list": {Answers{HeadErr: missing, ListErr: denied}, 0, false, objstore.ErrPermission},
 		"file, listing broken":   {Answers{Head: file, ListErr: broken}, 0, false, broken},
+		"head refused":           {Answers{HeadErr: refused}, 0, false, nil},
+		"all refused":            {Answers{HeadErr: refused, ListErr: refused}, 0, false, objstore.ErrInvalid},
 		"head broken":            {Answers{HeadErr: broken}, 0, false, broken},
 		"head denied, directory": {Answers{HeadErr: denied, Below: below}, Dir, false, nil},
 	} {
@@ -90,7 +106,7 @@ func pages(keys []string, prefix string, limit int) (all []objstore.Page) {
 }
 
 // toy lists a directory in the plainest way.
-func toy(keys []string, prefix string) (entries map[string]Kind, skipped map[string]Reason) {
+func toy(rules Rules, keys []string, prefix string) (entries map[string]Kind, skipped map[string]Reason) {
 	entries, skipped = map[string]Kind{}, map[string]Reason{}
 	for _, key := range keys {
 		rest, ok := strings.CutPrefix(key, prefix)
@@ -98,7 +114,7 @@ func toy(keys []string, prefix string) (entries map[string]Kind, skipped map[str
 			continue
 		}
 		name, _, below := strings.Cut(rest, "/")
-		if below && CheckName(name) == OK {
+		if below && rules.Check(prefix, name) == OK {
 			entries[name] = Dir
 		}
 	}
@@ -108,7 +124,7 @@ func toy(keys []string, prefix string) (entries map[string]Kind, skipped map[str
 			continue
 		}
 		name, _, below := strings.Cut(rest, "/")
-		switch why := CheckName(name); {
+		switch why := rules.Check(prefix, name); {
 		case below && why != OK:
 			skipped[prefix+name+"/"] = why
 		case below:
@@ -123,10 +139,10 @@ func toy(keys []string, prefix string) (entries map[string]Kind, skipped map[str
 	return entries, skipped
 }
 
-func check(t *testing.T, keys []string, prefix string, limit int) {
+func check(t *testing.T, rules Rules, keys []string, prefix string, limit int) {
 	t.Helper()
-	wantEntries, wantSkipped := toy(keys, prefix)
-	l := NewLister(prefix)
+	wantEntries, wantSkipped := toy(rules, keys, prefix)
+	l := NewLister(prefix, rules)
 	entries, skipped := map[string]Kind{}, map[string]Reason{}
 	for _, p := range pages(keys, prefix, limit) {
 		es, ss := l.Add(p)
@@ -159,6 +175,7 @@ func check(t *testing.T, keys []string, prefix string, limit int) {
 func FuzzLister(f *testing.F) {
 	f.Add("a\na/b\na-1\na//c\n/x\n..\n../y\nd/\nd/e/f", "", uint8(2))
 	f.Add("p/a\np/\np/b/c\nq", "p/", uint8(1))
+	f.Add("a\xff/b\na\xff\nb\xc3\xbf", "", uint8(0x81))
 	f.Add("blue\nblue-1\nblue-2\nblue/x\nc", "", uint8(1))
 	f.Fuzz(func(t *testing.T, text, prefix string, limit uint8) {
 		if len(text) > 2000 || prefix != "" && !strings.HasSuffix(prefix, "/") {
@@ -168,7 +185,7 @@ func FuzzLister(f *testing.F) {
 		slices.Sort(keys)
 		keys = slices.Compact(keys)
 		keys = slices.DeleteFunc(keys, func(k string) bool { return k == "" })
-		check(t, keys, prefix, 1+int(limit%9))
+		check(t, Rules{UTF8: limit&0x80 != 0}, keys, prefix, 1+int(limit%9))
 	})
 }
 
@@ -176,7 +193,7 @@ func TestListerRandom(t *testing.T) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
 	t.Logf("seed %d", seed)
-	const alphabet = "aab./-\x00"
+	const alphabet = "aab./-\x00\xff"
 	for range 3000 {
 		var keys []string
 		for range r.IntN(30) {
@@ -187,14 +204,14 @@ func TestListerRandom(t *testing.T) {
 			keys = append(keys, string(b))
 		}
 		slices.Sort(keys)
-		check(t, slices.Compact(keys), []string{"", "a/", "a/a/"}[r.IntN(3)], 1+r.IntN(5))
+		check(t, Rules{UTF8: r.IntN(2) == 0}, slices.Compact(keys), []string{"", "a/", "a/a/"}[r.IntN(3)], 1+r.IntN(5))
 	}
 }
 
 // An origin that does not sort, one that does not know delimiters, and one that
 // lists what it was not asked for.
 func TestOddOrigins(t *testing.T) {
-	l := NewLister("p/")
+	l := NewLister("p/", Rules{})
 	entries, _ := l.Add(objstore.Page{Objects: []objstore.Info{{Key: "p/z"}, {Key: "p/y"}}, Next: "1"})
 	more, skipped := l.Add(objstore.Page{Objects: []objstore.Info{{Key: "p/a"}, {Key: "p/d/e"}, {Key: "p/d/f"}, {Key: "q"}}, Prefixes: []string{"p/z/", "x/", "p/no-slash"}})
 	entries = append(entries, more...)

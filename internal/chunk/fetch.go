@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync/atomic"
+	"time"
 )
 
 // Block is one checked block on its way through the node.
@@ -39,6 +40,11 @@ type Request struct {
 	// node. A node that is itself receiving a chunk from a member is no source of it
 	// for that member.
 	From string
+
+	// Patience is how long the asker waits for the next block from when it asks: what
+	// is left of the time of a reader, whichever nodes the request goes through. 0 says
+	// nothing: then who is asked takes its own time.
+	Patience time.Duration
 
 	// Background marks prefetch, which yields to readers.
 	Background bool

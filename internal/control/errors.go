@@ -37,6 +37,7 @@ var classes = [...]struct {
 	{"credentials", objstore.ErrCredentials, codes.Unauthenticated},
 	{"changed", objstore.ErrChanged, codes.Aborted},
 	{"throttled", objstore.ErrThrottled, codes.ResourceExhausted},
+	{"unavailable", objstore.ErrUnavailable, codes.Unavailable},
 	{"clock_skew", objstore.ErrClockSkew, codes.FailedPrecondition},
 	{"invalid", objstore.ErrInvalid, codes.InvalidArgument},
 	{"unreachable", ErrUnreachable, codes.Unavailable},

@@ -17,18 +17,26 @@ import (
 // an error. A lock beside the socket decides who it belongs to.
 func Listen(socket string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
-		return nil, fmt.Errorf("control socket %s: %w: give --control-socket a place that this user may write to", socket, unwrapPath(err))
+		return nil, cannotListen(socket, unwrapPath(err))
 	}
 	lock, err := lockFile(socket + ".lock")
 	if err != nil {
-		return nil, fmt.Errorf("control socket %s: %w", socket, err)
+		return nil, cannotListen(socket, err)
 	}
 	l, err := bind(socket)
 	if err != nil {
 		unlock(lock)
-		return nil, fmt.Errorf("control socket %s: %w", socket, err)
+		return nil, cannotListen(socket, err)
 	}
 	return &listener{UnixListener: l, socket: socket, lock: lock}, nil
+}
+
+// cannotListen says what to do, where the error does not.
+func cannotListen(socket string, err error) error {
+	if errors.Is(err, errLocked) {
+		return fmt.Errorf("control socket %s: %w", socket, err)
+	}
+	return fmt.Errorf("control socket %s: %w: give --control-socket a place that this user may write to", socket, err)
 }
 
 // bind makes the socket under another name first, so that it never stands there

@@ -34,6 +34,7 @@ type cluster struct {
 	signer *transfer.Signer
 	bytes  transfer.Stats // of client and server
 
+	last      []member.Member  // of change, which is called by New and then by the group, one call at a time
 	directory peer.Directory   // of members that can be asked
 	news      chan struct{}    // the ring has changed
 	moved     chan struct{}    // likewise, for who hands on what moved
@@ -101,7 +102,7 @@ func memberConfig(n *Node, keys secret.Set) (member.Config, error) {
 	}
 	mc := member.Config{
 		ID: n.id, Name: n.name, BindAddr: bind.Addr().String(), BindPort: int(bind.Port()),
-		Insecure: cfg.Insecure, Join: cfg.Join,
+		AdvertiseAddr: cfg.Advertise, Insecure: cfg.Insecure, Join: cfg.Join,
 		Zone: cfg.Zone, Rack: cfg.Rack, Weight: cfg.Weight, NoOwner: cfg.NoOwner,
 		Geometry: n.geometry, PlaceWhole: int64(cfg.PlaceWhole),
 		ProtocolMin: peer.ProtocolMin, ProtocolMax: peer.ProtocolMax,
@@ -110,29 +111,7 @@ func memberConfig(n *Node, keys secret.Set) (member.Config, error) {
 	if keys.Len() > 0 {
 		mc.Keys = keys.GossipKeys()
 	}
-	if cfg.Advertise != "" {
-		ip, err := resolveOne(cfg.Advertise)
-		if err != nil {
-			return mc, err
-		}
-		mc.AdvertiseAddr = ip.String()
-	}
 	return mc, nil
-}
-
-// resolveOne returns one address of a name, IPv4 if there is one.
-func resolveOne(host string) (netip.Addr, error) {
-	if ip, err := netip.ParseAddr(host); err == nil {
-		return ip, nil
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	all, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
-	if err != nil {
-		return netip.Addr{}, fmt.Errorf("address of this node: %w: give --advertise an address or a name that resolves", err)
-	}
-	slices.SortStableFunc(all, func(a, b netip.Addr) int { return a.BitLen() - b.BitLen() })
-	return all[0].Unmap(), nil
 }
 
 // openServer makes what answers the other members, when the layers it answers from exist.
@@ -162,6 +141,10 @@ func (c *cluster) openServer(n *Node) (err error) {
 
 // change makes a new ring of new members.
 func (c *cluster) change(all []member.Member) {
+	if slices.Equal(all, c.last) {
+		return
+	}
+	c.last = all
 	c.directory.Set(peer.Reachable(all))
 	if err := c.ring.update(all); err != nil {
 		c.log.Error("ring stays as it was", "error", err)

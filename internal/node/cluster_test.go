@@ -16,6 +16,7 @@ import (
 
 // Three nodes read everything at once, small objects and one large one.
 func TestOriginGivesOneCopy(t *testing.T) {
+	t.Parallel()
 	needMounts(t)
 	files := dataset()
 	o := newOrigin(t, files)
@@ -86,6 +87,7 @@ func checkDatasets(t *testing.T, nodes []*running, files map[string][]byte) {
 
 // What a node holds counts by directory, owned or not, also before everything is there.
 func TestStatusCountsPartsOfObjects(t *testing.T) {
+	t.Parallel()
 	needMounts(t)
 	files := map[string][]byte{"a/small": randomBytes(1<<20, 1), "a/big": randomBytes(8<<20, 2), "b/other": randomBytes(1<<20, 3)}
 	o := newOrigin(t, files)
@@ -126,6 +128,7 @@ func TestStatusCountsPartsOfObjects(t *testing.T) {
 
 // SEMANTICS C2: A rolling restart of all nodes costs no origin byte in the next epoch.
 func TestRollingRestartUnderReaders(t *testing.T) {
+	t.Parallel()
 	needMounts(t)
 	files := dataset()
 	o := newOrigin(t, files)
@@ -177,6 +180,7 @@ func TestRollingRestartUnderReaders(t *testing.T) {
 
 // A member is closed without a word, while another reads what it owns for the first time.
 func TestNodeDiesUnderReaders(t *testing.T) {
+	t.Parallel()
 	needMounts(t)
 	files := dataset()
 	o := newOrigin(t, files)
@@ -198,6 +202,7 @@ func TestNodeDiesUnderReaders(t *testing.T) {
 }
 
 func TestReaderThatOwnsNothing(t *testing.T) {
+	t.Parallel()
 	needMounts(t)
 	files := dataset()
 	o := newOrigin(t, files)
@@ -227,6 +232,7 @@ func TestReaderThatOwnsNothing(t *testing.T) {
 
 // SEMANTICS F4: `shardwell refresh URI` makes every node forget what it knows of the names under URI; the next open asks the origin.
 func TestRefreshReachesEveryNode(t *testing.T) {
+	t.Parallel()
 	needMounts(t)
 	o := newOrigin(t, map[string][]byte{"a/k": []byte("old"), "b/k": []byte("old")})
 	for _, mode := range []string{config.ConsistencyTTL, config.ConsistencyImmutable} {
@@ -279,6 +285,24 @@ func TestRefreshOfAnEndpointThatAMountBrought(t *testing.T) {
 	}
 }
 
+// The other members do not read the endpoint that a mount brought: the node of the mount asks
+// it itself, each byte once.
+func TestEndpointThatOnlyOneNodeReads(t *testing.T) {
+	t.Parallel()
+	needMounts(t)
+	files := dataset()
+	o := newOrigin(t, files)
+	nodes := startCluster(t, "http://127.0.0.1:1", 3, nil)
+	dir := mountpoint(t)
+	mustMount(t, nodes[0], "s3://data/", dir, map[string]string{"endpoint": o.URL()})
+	if err := readAll(dir, files); err != nil {
+		t.Error(err)
+	}
+	if got, want := o.Counter.Bytes.Load(), sizeOf(files); got != want {
+		t.Errorf("the origin gave %d bytes, want %d", got, want)
+	}
+}
+
 // SEMANTICS C4: A member whose chunk or block size differs, or whose protocol range does not overlap, is refused with a line in the log of both sides.
 func TestOtherSizesAreRefusedOnBothSides(t *testing.T) {
 	a := start(t, testConfig(t, "http://127.0.0.1:1"))
@@ -303,6 +327,7 @@ func TestOtherSizesAreRefusedOnBothSides(t *testing.T) {
 
 // SEMANTICS C5: A node does not listen beyond loopback without a secret unless told `--insecure`; members prove who they are with every request.
 func TestNoStrangersWithoutASecret(t *testing.T) {
+	t.Parallel()
 	for _, change := range []func(*config.Config){
 		func(c *config.Config) { c.Bind = "0.0.0.0:0" },
 		func(c *config.Config) { c.PeerBind = "0.0.0.0:0" },

@@ -48,8 +48,7 @@ func bucketOf(cfg config.Config, u config.URI) (b objstore.Bucket, prefix string
 			return objstore.Bucket{Origin: dir.Origin(root)}, rest, nil
 		}
 	}
-	return b, "", fmt.Errorf("%s: not a directory that this node may read as an origin: start the node with --origin-dir %s: %w",
-		u, u.Dir, objstore.ErrInvalid)
+	return b, "", told{fmt.Sprintf("%s: not a directory that this node may read as an origin: start the node with --origin-dir %s", u, u.Dir), objstore.ErrInvalid}
 }
 
 // admit makes the endpoint of a mount known, with the options the mount has, until

@@ -3,8 +3,8 @@ package node
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -171,8 +171,15 @@ func start(t *testing.T, cfg config.Config) *running {
 		return <-done
 	})
 	t.Cleanup(func() {
+		mounts := n.mounts.all()
 		if err := r.stop(); err != nil {
 			t.Errorf("node %s: %v", cfg.Name, err)
+		}
+		for _, m := range mounts {
+			if _, ok := fuse.FindMount(m.session.Dir()); ok {
+				t.Errorf("node %s: the mount on %s stays behind", cfg.Name, m.session.Dir())
+				_ = unix.Unmount(m.session.Dir(), unix.MNT_DETACH)
+			}
 		}
 		n.Close() // once more does no harm
 		if t.Failed() {
@@ -245,23 +252,21 @@ func (r *running) mountOn(t *testing.T, uri string) string {
 	return dir
 }
 
-// mountpoint returns a new directory on which nothing may be mounted when the test ends.
+// mountpoint returns a new directory.
 func mountpoint(t *testing.T) string {
 	t.Helper()
-	dir := t.TempDir()
-	t.Cleanup(func() { // after the nodes have stopped, which were started before
-		if m, ok := fuse.FindMount(dir); ok {
-			_ = unix.Unmount(dir, unix.MNT_DETACH)
-			t.Logf("was still mounted: %+v", m)
-		}
-	})
-	return dir
+	return t.TempDir()
 }
 
 // readAll compares all files under a mount with what they should be.
 func readAll(dir string, files map[string][]byte) error {
 	for key, want := range files {
-		got, err := os.ReadFile(filepath.Join(dir, key))
+		f, err := openFile(filepath.Join(dir, key))
+		if err != nil {
+			return err
+		}
+		got, err := f.readAll()
+		f.close()
 		if err != nil {
 			return err
 		}
@@ -271,6 +276,38 @@ func readAll(dir string, files map[string][]byte) error {
 	}
 	return nil
 }
+
+// mounted is a file of a mount of this process. It is opened by the bare system call: an
+// *os.File has the runtime ask the file system whether the file can be polled, with a
+// lock held that the runtime needs to run the goroutine that is to answer.
+type mounted struct{ fd int }
+
+func openFile(path string) (mounted, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return mounted{-1}, fmt.Errorf("open %s: %w", path, err)
+	}
+	return mounted{fd}, nil
+}
+
+func (f mounted) readAll() ([]byte, error) {
+	var all []byte
+	p := make([]byte, 1<<20)
+	for {
+		n, err := unix.Read(f.fd, p)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return all, fmt.Errorf("read: %w", err)
+		case n == 0:
+			return all, nil
+		default:
+			all = append(all, p[:n]...)
+		}
+	}
+}
+
+func (f mounted) close() { _ = unix.Close(f.fd) }
 
 func sizeOf(files map[string][]byte) (sum int64) {
 	for _, data := range files {
@@ -322,5 +359,3 @@ func oneGoodLine(t *testing.T, err error, want ...string) {
 		}
 	}
 }
-
-var _ io.Writer = (*lines)(nil)

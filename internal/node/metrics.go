@@ -118,7 +118,9 @@ func (c collector) disks(m sender) {
 		sum += used
 		m.gauge(diskUsedBytes, used, d.Path())
 		m.gauge(diskBudgetBytes, budget, d.Path())
-		m.gauge(diskState, 1, d.Path(), d.State().String())
+		for _, state := range [...]disk.State{disk.Normal, disk.Unstable, disk.Down} {
+			m.gauge(diskState, oneIf(d.State() == state), d.Path(), state.String())
+		}
 		s := d.Stats()
 		for r := range reasons {
 			reasons[r] += s.Rejected[r].Load()

@@ -224,7 +224,7 @@ func (m *mount) sameData(o *mount) bool { return m.bucket == o.bucket && m.prefi
 // sameOptions reports whether two mounts show things in the same way.
 func (m *mount) sameOptions(o *mount) bool {
 	a, b := m.options, o.options
-	return a.UID == b.UID && a.GID == b.GID && a.FileMode == b.FileMode && a.DirMode == b.DirMode &&
+	return sameRights(s3Config(a, "", nil), s3Config(b, "", nil)) && a.UID == b.UID && a.GID == b.GID && a.FileMode == b.FileMode && a.DirMode == b.DirMode &&
 		a.AllowOther == b.AllowOther && a.Consistency == b.Consistency && a.VerifyReads == b.VerifyReads &&
 		a.CachePolicy == b.CachePolicy && a.Quota == b.Quota
 }
@@ -266,7 +266,7 @@ func (n *Node) open(ctx context.Context, m *mount, dir string) (err error) {
 func (n *Node) prepare(ctx context.Context, m *mount, dir, state string) (err error) {
 	cfg := m.options
 	m.session, err = fuse.New(fuse.Config{
-		Bucket: m.bucket, Prefix: m.named, URI: m.uri,
+		Bucket: m.bucket, Prefix: m.named, URI: m.uri, UTF8Keys: m.bucket.Name != "", // a directory has any
 		Names: n.names, Data: data{n.cache}, StateDir: state, Consistency: consistency(cfg.Consistency),
 		UID: uint32(cfg.UID), GID: uint32(cfg.GID), FileMode: fs.FileMode(cfg.FileMode), DirMode: fs.FileMode(cfg.DirMode),
 		AllowOther: cfg.AllowOther, NoPassthrough: cfg.VerifyReads == "always",

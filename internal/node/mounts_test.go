@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -78,6 +77,7 @@ func TestMountsThatCannotBeMade(t *testing.T) {
 	if err := unix.Mount("nothing", busy, "tmpfs", 0, ""); err != nil {
 		t.Fatal(err)
 	}
+	defer unix.Unmount(busy, unix.MNT_DETACH)
 	taken := start(t, testConfig(t, o.URL())).mountOn(t, "s3://data/")
 	from := func(endpoint string) map[string]string { return map[string]string{"endpoint": endpoint} }
 	for _, c := range []struct {
@@ -96,7 +96,7 @@ func TestMountsThatCannotBeMade(t *testing.T) {
 		{"under a file", "s3://data/", filepath.Join(file, "x"), nil, nil, []string{"not a directory"}},
 		{"busy", "s3://data/", busy, nil, nil, []string{"busy: nothing (tmpfs) is mounted there: choose another directory"}},
 		{"of another process", "s3://data/", taken, nil, nil, []string{"s3://data/ is mounted there by another process: unmount it first"}},
-		{"a file's name", "s3://data/train/a.tar", dir, nil, objstore.ErrNotExist, []string{"s3://data/train/a.tar names an object, not a directory"}},
+		{"a file's name", "s3://data/train/a.tar", dir, nil, objstore.ErrInvalid, []string{"s3://data/train/a.tar names an object, not a directory"}},
 		{"nothing there", "s3://data/test/", dir, nil, objstore.ErrNotExist, []string{`s3://data/test/: nothing in the bucket begins with "test/"`}},
 		{"no bucket", "s3://other/", dir, nil, objstore.ErrNoBucket, []string{"s3://other/"}},
 		{"other options of the node's endpoint", "s3://data/", dir, map[string]string{"region": "eu-west-1"}, nil, []string{"with other options already: give the same"}},
@@ -222,6 +222,7 @@ func TestTheSameMountTwice(t *testing.T) {
 	}{
 		{"s3://data/test", nil, "s3://data/train is mounted there already: unmount it first"},
 		{"s3://data/train", map[string]string{"fileMode": "0400"}, "with other options: unmount it first"},
+		{"s3://data/train", map[string]string{"region": "eu-west-1"}, "with other options: unmount it first"},
 		{"s3://data/train", map[string]string{"uid": "77"}, "with other options: unmount it first"},
 	} {
 		_, err := n.Mount(t.Context(), control.MountRequest{URI: c.uri, Dir: dir, Options: c.options})
@@ -244,16 +245,15 @@ func TestUmountOfWhatIsInUse(t *testing.T) {
 	o := newOrigin(t, map[string][]byte{"k": []byte("hello")})
 	n := start(t, testConfig(t, o.URL()))
 	dir := n.mountOn(t, "s3://data/")
-	f, err := os.Open(filepath.Join(dir, "k"))
+	f, err := openFile(filepath.Join(dir, "k"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
 	oneGoodLine(t, n.Umount(t.Context(), dir), "busy")
-	if got, err := io.ReadAll(f); err != nil || string(got) != "hello" {
+	if got, err := f.readAll(); err != nil || string(got) != "hello" {
 		t.Errorf("the open file: %q, %v", got, err)
 	}
-	f.Close()
+	f.close()
 	if err := n.Umount(t.Context(), dir); err != nil {
 		t.Errorf("when nobody uses it any more: %v", err)
 	}
@@ -266,11 +266,10 @@ func TestMountOnWhatWasDetached(t *testing.T) {
 	o := newOrigin(t, map[string][]byte{"k": data})
 	n := start(t, testConfig(t, o.URL()))
 	dir := n.mountOn(t, "s3://data/")
-	f, err := os.Open(filepath.Join(dir, "k"))
+	f, err := openFile(filepath.Join(dir, "k"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
 	if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
 		t.Fatal(err)
 	}
@@ -281,10 +280,10 @@ func TestMountOnWhatWasDetached(t *testing.T) {
 		t.Error(err)
 	}
 	before := n.mounts.totals()
-	if got, err := io.ReadAll(f); err != nil || !bytes.Equal(got, data) {
+	if got, err := f.readAll(); err != nil || !bytes.Equal(got, data) {
 		t.Errorf("the file that was open: %d bytes, %v", len(got), err)
 	}
-	f.Close()
+	f.close()
 	until(t, "the detached session ends", func() bool {
 		n.mounts.mu.Lock()
 		defer n.mounts.mu.Unlock()
@@ -325,8 +324,7 @@ func TestStopWhileReadersWait(t *testing.T) {
 	dir := n.mountOn(t, "s3://data/")
 	read := make(chan error, 1)
 	go func() {
-		_, err := os.ReadFile(filepath.Join(dir, "k"))
-		read <- err
+		read <- readAll(dir, map[string][]byte{"k": nil})
 	}()
 	<-asked
 	began := time.Now()

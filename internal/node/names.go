@@ -63,16 +63,25 @@ func (n *Node) forgetHere(ctx context.Context, b objstore.Bucket, prefix string)
 
 // oneLine says in one line what joined errors say in several.
 func oneLine(err error) error {
-	return lined{strings.ReplaceAll(err.Error(), "\n", "; "), err}
+	return told{strings.ReplaceAll(err.Error(), "\n", "; "), err}
 }
 
-type lined struct {
-	text string
-	error
+// told is an error that says all there is to say, and has a class.
+type told struct {
+	text  string
+	class error
 }
 
-func (e lined) Error() string { return e.text }
-func (e lined) Unwrap() error { return e.error }
+func (e told) Error() string { return e.text }
+func (e told) Unwrap() error { return e.class }
+
+// about says what an error is about, unless it says so itself.
+func about(u config.URI, err error) error {
+	if strings.Contains(err.Error(), strings.TrimSuffix(u.String(), "/")) {
+		return err
+	}
+	return fmt.Errorf("%s: %w", u, err)
+}
 
 // List implements control.Node.
 func (n *Node) List(ctx context.Context, req control.ListRequest, yield func(control.Entry) error) error {
@@ -150,7 +159,7 @@ func list(u config.URI, prefix string, yield func(control.Entry) error, ask func
 	for r := (objstore.ListRequest{Prefix: prefix, Delimiter: "/"}); ; {
 		page, err := ask(r)
 		if err != nil {
-			return fmt.Errorf("%s: %w", u, err)
+			return about(u, err)
 		}
 		for _, p := range page.Prefixes {
 			found = true
@@ -170,7 +179,7 @@ func list(u config.URI, prefix string, yield func(control.Entry) error, ask func
 		r.Token = page.Next
 	}
 	if !found && prefix != "" {
-		return fmt.Errorf("%s: nothing begins with %q: %w", u, path.Base(prefix), objstore.ErrNotExist)
+		return told{fmt.Sprintf("%s: nothing begins with %q", u, path.Base(prefix)), objstore.ErrNotExist}
 	}
 	return nil
 }

@@ -30,6 +30,7 @@ import (
 	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/internal/config"
 	"github.com/shardwell/shardwell/internal/control"
+	"github.com/shardwell/shardwell/peer"
 )
 
 // Version is the version of the program; the linker sets it.
@@ -116,7 +117,7 @@ func New(cfg config.Config, log *slog.Logger) (_ *Node, err error) {
 
 // joinLayers makes the read path and the names on top of disks, cluster and origins.
 func (n *Node) joinLayers() (err error) {
-	n.names, err = meta.New(meta.Config{Peers: n.cluster.peers, Origins: n.origins, Replaced: n.replaced, Logger: n.log})
+	n.names, err = meta.New(meta.Config{Peers: n.cluster.peers, Origins: n.origins, Replaced: n.replaced, QueryBudget: time.Duration(n.cfg.OriginTimeout), Logger: n.log})
 	if err != nil {
 		return fmt.Errorf("names: %w", err)
 	}
@@ -124,9 +125,10 @@ func (n *Node) joinLayers() (err error) {
 		Geometry:   n.geometry,
 		Disk:       n.disks.tier(),
 		Arena:      n.arena,
-		Peers:      n.cluster.peers,
+		Peers:      peer.NewTurns(n.cluster.peers, peer.DefaultMaxStreams),
 		Origin:     &cache.OriginFetcher{Geometry: n.geometry, Origins: n.origins, Arena: n.arena},
 		Owned:      n.cluster.peers.Owned,
+		Keeps:      n.cluster.ring.keeps,
 		ReadBudget: time.Duration(n.cfg.OriginTimeout),
 		MaxFetches: n.maxFetches(),
 		Logger:     n.log,

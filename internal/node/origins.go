@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"path"
@@ -126,21 +127,26 @@ func (o *origins) promptly(ctx context.Context, b objstore.Bucket, ask func(cont
 	soon, cancel := context.WithTimeout(ctx, min(askPatience, time.Duration(o.cfg.OriginTimeout)))
 	defer cancel()
 	err := ask(soon)
-	if err == nil || soon.Err() == nil || ctx.Err() != nil {
+	if err == nil || ctx.Err() != nil || verdict(soon, err) {
 		return err
 	}
 	late, cancelLate := context.WithTimeout(ctx, probeTimeout)
 	defer cancelLate()
 	if err := o.probe(late, b); err != nil {
 		if late.Err() != nil && ctx.Err() == nil {
-			return fmt.Errorf("%w: %s gave no answer within %v", control.ErrUnreachable, b.Origin, probeTimeout)
+			return told{fmt.Sprintf("%s gave no answer within %v", b.Origin, probeTimeout), control.ErrUnreachable}
 		}
 		return err
 	}
-	if err = ask(late); err != nil && late.Err() != nil && ctx.Err() == nil {
-		return fmt.Errorf("%s answers this node, but not the member that asks it for the cluster: see the logs of the others", b.Origin)
+	if err = ask(late); err == nil || ctx.Err() != nil || verdict(late, err) {
+		return err
 	}
-	return err
+	return told{fmt.Sprintf("%s answers this node, but not the member that asks it for the cluster: see the logs of the others", b.Origin), objstore.ErrUnavailable}
+}
+
+// verdict reports whether an error says what is wrong, rather than that time was short.
+func verdict(ctx context.Context, err error) bool {
+	return ctx.Err() == nil && objstore.Final(err) && !errors.Is(err, objstore.ErrUnavailable) && !errors.Is(err, context.DeadlineExceeded)
 }
 
 // probe asks the origin for a name, once, and returns what is wrong.

@@ -15,22 +15,34 @@ import (
 // its place, while it may have been away.
 const actedSuccessors = 2
 
+// joinWindow is how long after this node met others those that it gets to know count as
+// having been there before it: three rounds of the exchange in which members tell each other all.
+const joinWindow = 30 * time.Second
+
 // placement is the ring as package peer wants it, with a memory for who acted for
-// an owner while that one was away.
+// an owner while that one was away, and for who owned what before this node came.
 type placement struct {
 	peer.Ring
-	self    string
-	grace   time.Duration
-	history *ring.History
-	changed atomic.Int64 // when the members changed last, Unix nanoseconds
+	self       string
+	geometry   chunk.Geometry
+	placeWhole int64
+	grace      time.Duration
+	history    *ring.History
+	changed    atomic.Int64 // when the members changed last, Unix nanoseconds
+	met        time.Time    // when there were other members first; of update alone
 }
 
 func newPlacement(self string, g chunk.Geometry, placeWhole int64, grace time.Duration) *placement {
 	h := ring.NewHistory(0)
-	return &placement{Ring: peer.RingOf(h, g, placeWhole), self: self, grace: grace, history: h}
+	return &placement{Ring: peer.RingOf(h, g, placeWhole), self: self, geometry: g, placeWhole: placeWhole, grace: grace, history: h}
 }
 
-// update makes the table of the members.
+// update makes the table of the members. It is called by one goroutine at a time.
+//
+// A node that joins has no earlier tables to tell it who holds what it owns from now on.
+// So the tables of its first time follow one of the same members without it, which is what
+// the others had, or would have had. That may be wrong, when others join at the same time or all
+// start at once: then it costs a question that is answered with no.
 func (p *placement) update(all []member.Member) error {
 	list := make([]ring.Member, 0, len(all))
 	for _, m := range all {
@@ -44,8 +56,21 @@ func (p *placement) update(all []member.Member) error {
 	if err != nil {
 		return err
 	}
-	p.history.Push(t)
-	p.changed.Store(time.Now().UnixNano())
+	others := slices.DeleteFunc(list, func(m ring.Member) bool { return m.ID == p.self })
+	now := time.Now()
+	if p.met.IsZero() && len(others) > 0 {
+		p.met = now
+	}
+	if len(others) > 0 && now.Sub(p.met) <= joinWindow {
+		before, err := ring.Build(t, others)
+		if err != nil {
+			return err
+		}
+		p.history.Push(t, before)
+	} else {
+		p.history.Push(t)
+	}
+	p.changed.Store(now.UnixNano())
 	return nil
 }
 
@@ -64,4 +89,25 @@ func (p *placement) EarlierOwners(key peer.Key, buf []string) []string {
 		}
 	}
 	return buf
+}
+
+// keeps reports whether this node owns an object or a chunk of it, or acts for an owner that
+// restarts. As a disk drops objects whole, such a one goes after the copies of what others own. Of
+// a large object nearly every node owns a chunk: on the average a search ends after
+// as many chunks as there are members.
+func (p *placement) keeps(obj chunk.Object, id chunk.ObjectID) bool {
+	t := p.history.Current()
+	if t.OwnedShare(p.self) == 0 {
+		return false
+	}
+	chunks := p.geometry.Chunks(obj.Size)
+	if obj.Size <= p.placeWhole {
+		chunks = 1
+	}
+	for i := range chunks {
+		if m := t.Acting(ring.KeyOf(id, obj.Size, p.placeWhole, i)); m != nil && m.ID == p.self {
+			return true
+		}
+	}
+	return false
 }

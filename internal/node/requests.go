@@ -51,6 +51,9 @@ func (r *requests) enter() bool {
 // error is [ErrStopping] in the latter case.
 func (r *requests) do(ctx context.Context, f func(context.Context) error) error {
 	if !r.enter() {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		return ErrStopping
 	}
 	defer r.group.Done()

@@ -12,25 +12,32 @@ import (
 
 // Bounds of what a node tells about its cache.
 const (
-	usageMaxAge   = 10 * time.Second // a walk over sidecars is not for every question
-	usagePatience = 3 * time.Second  // how long a question waits for one; a large cache takes longer
+	usageMinAge   = time.Second     // an answer is good for so long,
+	usageRest     = 20              // and for so many times what the walk over sidecars took: one twentieth of a disk's time at most
+	usagePatience = 3 * time.Second // how long a question waits for one; a large cache takes longer
 )
 
 // usage is the last answer to what the disks hold.
 type usage struct {
 	mu     sync.Mutex
-	at     time.Time     // of shares; zero before the first
+	at     time.Time     // of shares: when the walk ended; zero before the first
+	took   time.Duration // the walk
 	shares []share       // replaced, never changed
 	walk   chan struct{} // closed when the walk under way has ended; nil when none is
 }
 
-// shares returns what this node holds, by directory. When what it knows is older than
-// usageMaxAge it walks the disks, on behalf of all who ask meanwhile; who does not
+// fresh reports whether what is known is good enough. Callers hold mu.
+func (u *usage) fresh() bool {
+	return !u.at.IsZero() && time.Since(u.at) < max(usageMinAge, usageRest*u.took)
+}
+
+// shares returns what this node holds, by directory. When what it knows is not
+// fresh it walks the disks, on behalf of all who ask meanwhile; who does not
 // get to see the end of the walk in time gets what was known before.
 func (n *Node) shares(ctx context.Context) ([]share, error) {
 	u := &n.usage
 	u.mu.Lock()
-	if !u.at.IsZero() && time.Since(u.at) < usageMaxAge {
+	if u.fresh() {
 		defer u.mu.Unlock()
 		return u.shares, nil
 	}
@@ -60,7 +67,7 @@ func (n *Node) shares(ctx context.Context) ([]share, error) {
 
 // walkDisks counts what the disks hold and closes done.
 func (n *Node) walkDisks(ctx context.Context, done chan<- struct{}) {
-	t := newTally(maxUsageDirs)
+	t, began := newTally(maxUsageDirs), time.Now()
 	for _, d := range n.disks.dirs {
 		err := d.Each(ctx, func(e disk.Entry) error {
 			local := min(int64(e.Present)*n.geometry.BlockBytes, e.Object.Size)
@@ -76,6 +83,7 @@ func (n *Node) walkDisks(ctx context.Context, done chan<- struct{}) {
 	defer u.mu.Unlock()
 	if ctx.Err() == nil {
 		u.at, u.shares = time.Now(), t.list()
+		u.took = u.at.Sub(began)
 	}
 	u.walk = nil
 	close(done)

@@ -49,7 +49,7 @@ func New(path string) (*Store, error) {
 	root, err := os.OpenRoot(path)
 	if err != nil {
 		if class := classOf(err); class == objstore.ErrNotExist {
-			err = fmt.Errorf("%w: %w", objstore.ErrNoBucket, err)
+			err = errNoDirectory{}
 		} else if class != nil {
 			err = fmt.Errorf("%w: %w", class, err)
 		}
@@ -57,6 +57,12 @@ func New(path string) (*Store, error) {
 	}
 	return &Store{root: root, path: path, scan: scanner{maxNames: maxWindowNames}}, nil
 }
+
+// errNoDirectory is what a bucket that is missing is called here.
+type errNoDirectory struct{}
+
+func (errNoDirectory) Error() string { return "no such directory" }
+func (errNoDirectory) Unwrap() error { return objstore.ErrNoBucket }
 
 // Close gives the directory back. Bodies that are open read on.
 func (s *Store) Close() error { return s.root.Close() }

@@ -258,7 +258,7 @@ func failure(op objstore.Op, x *exchange) error {
 		class = objstore.ErrNoBucket
 	case class == objstore.ErrNotExist && op == objstore.OpGet:
 		class = objstore.ErrChanged // the version was there
-	case class == objstore.ErrClockSkew:
+	case class == objstore.ErrClockSkew && r.skew.Abs() > maxClockSkew:
 		return fmt.Errorf("%w by %v: %w", class, r.skew.Round(time.Second).Abs(), r)
 	case class == objstore.ErrThrottled:
 		return &objstore.Throttled{After: r.after, Err: r}

@@ -1,6 +1,7 @@
 package ring
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -46,19 +47,25 @@ func NewHistory(tables int) *History {
 func (h *History) Current() *Table { return h.now.Load().table }
 
 // Push makes t the table in use. Tables that place everything as the one before, as
-// when a member only restarts, take no place in the history.
-func (h *History) Push(t *Table) {
+// when a member only restarts, take no place in the history. Unseen are tables that were
+// in use elsewhere before t and never here, newest first: they are remembered as if they had
+// been here since the last one.
+func (h *History) Push(t *Table, unseen ...*Table) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	old := h.now.Load()
-	places := make([]*placement, 0, len(old.earlier)+1)
-	if !old.table.place.same(t.place) && len(old.table.owners) > 0 {
-		places = append(places, old.table.place)
-	}
-	for _, e := range old.earlier {
-		if !e.place.same(t.place) {
-			places = append(places, e.place)
+	places := make([]*placement, 0, len(unseen)+1+len(old.earlier))
+	add := func(p *placement) {
+		if len(p.ids) > 0 && !p.same(t.place) && !slices.ContainsFunc(places, p.same) {
+			places = append(places, p)
 		}
+	}
+	for _, u := range unseen {
+		add(u.place)
+	}
+	add(old.table.place)
+	for _, e := range old.earlier {
+		add(e.place)
 	}
 	next := &epoch{table: t}
 	for _, p := range places[:min(len(places), h.limit)] {

@@ -60,6 +60,35 @@ func TestARestartTakesNoPlaceInTheHistory(t *testing.T) {
 	}
 }
 
+func TestTablesThatWereNeverInUseHere(t *testing.T) {
+	h := NewHistory(4)
+	alone, others, all := mustBuild(t, nil, someMembers(5)[4:]), mustBuild(t, nil, someMembers(4)), mustBuild(t, nil, someMembers(5))
+	h.Push(alone)
+	h.Push(all, others)
+	h.Push(all, others, all) // nothing new
+	if n := len(h.now.Load().earlier); n != 2 {
+		t.Errorf("%d placements remembered, want those of the others and of one alone", n)
+	}
+	if h.Current() != all {
+		t.Error("another table than the pushed one is in use")
+	}
+	found := 0
+	for part := 0; part < Partitions; part += 101 {
+		k := keyIn(part)
+		owner, before := all.Owner(k), others.Owner(k)
+		if owner.ID == before.ID {
+			continue
+		}
+		found++
+		if got := h.EarlierOwners(k, nil); len(got) == 0 || got[0].ID != before.ID {
+			t.Fatalf("partition %d: %s, want %s first", part, ids(got), before.ID)
+		}
+	}
+	if found == 0 {
+		t.Error("the fifth member owns nothing")
+	}
+}
+
 func TestLookupsGoOnWhileTablesChange(t *testing.T) {
 	h := NewHistory(3)
 	var wait sync.WaitGroup

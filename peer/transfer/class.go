@@ -39,6 +39,7 @@ var classes = [...]struct {
 	{"credentials", objstore.ErrCredentials, http.StatusForbidden},
 	{"changed", objstore.ErrChanged, http.StatusConflict},
 	{"throttled", objstore.ErrThrottled, http.StatusTooManyRequests},
+	{"unavailable", objstore.ErrUnavailable, http.StatusGatewayTimeout},
 	{"origin-clock", objstore.ErrClockSkew, http.StatusBadGateway},
 	{"invalid", objstore.ErrInvalid, http.StatusBadRequest},
 	{"busy", ErrBusy, http.StatusServiceUnavailable},

@@ -111,6 +111,7 @@ type Client struct {
 // NewClient returns a Client. Call Close when it is no longer used.
 func NewClient(cfg ClientConfig) *Client {
 	cfg.setDefaults()
+	dial := dialBatched(cfg.Dial)
 	idle := cfg.MaxConnections / 4
 	return &Client{
 		cfg:   cfg,
@@ -119,14 +120,14 @@ func NewClient(cfg ClientConfig) *Client {
 			DialContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
 				ctx, cancel := context.WithTimeout(ctx, cfg.DialTimeout)
 				defer cancel()
-				return cfg.Dial(ctx, addr)
+				return dial(ctx, addr)
 			},
 			DisableCompression:     true,
 			MaxIdleConns:           idle,
 			MaxIdleConnsPerHost:    idle,
 			IdleConnTimeout:        cfg.IdleTimeout,
 			MaxResponseHeaderBytes: maxHeaderBytes,
-			ReadBufferSize:         16 << 10,
+			ReadBufferSize:         clientBufferBytes,
 		},
 	}
 }
@@ -168,11 +169,8 @@ func (c *Client) Fetch(ctx context.Context, to Target, req Request, deliver chun
 }
 
 func (c *Client) fetch(parent context.Context, to Target, req Request, deliver chunk.Deliver) error {
-	wait := c.cfg.MaxWait
-	if req.Hops > 1 {
-		wait /= 2
-	}
-	w := watch(parent, c.cfg.SilenceTimeout, wait)
+	l := c.limits(&req)
+	w := watch(parent, l.silence, l.wait)
 	defer w.end()
 	h := make(http.Header, 12)
 	req.setHeaders(h, to.ID, c.cfg.Geometry)
@@ -192,7 +190,7 @@ func (c *Client) fetch(parent context.Context, to Target, req Request, deliver c
 		c.cfg.Stats.MalformedSends.Add(1)
 		return fmt.Errorf("fetch %v from peer %s: %w: %d bytes instead of %d", req, to.ID, ErrMalformed, resp.ContentLength, want)
 	}
-	err = c.receive(w, resp.Body, req, deliver)
+	err = c.receive(w, l.stall, resp.Body, req, deliver)
 	var bad *CorruptError
 	switch {
 	case err == nil:
@@ -210,12 +208,44 @@ func (c *Client) fetch(parent context.Context, to Target, req Request, deliver c
 	return w.explain(parent, "fetch "+req.String()+" from peer "+to.ID, err)
 }
 
+// limits are how long one request waits.
+type limits struct {
+	silence time.Duration // for a sign of life, until the answer begins
+	stall   time.Duration // for one, or for a block's bytes, from then on
+	wait    time.Duration // for the next block
+}
+
+// answerGrace is how long an asker waits beyond the time that it gave a peer, so that
+// this one can say why it brought nothing.
+const answerGrace = time.Second
+
+// limits returns the times for a request, and writes into it what the peer is told.
+// A question of what is held has half of the asker's time: what it does not bring
+// is asked for elsewhere. So has a peer that was cut off: there must be time for others.
+func (c *Client) limits(req *Request) limits {
+	l := limits{silence: c.cfg.SilenceTimeout, stall: c.cfg.StallTimeout, wait: c.cfg.MaxWait}
+	if req.Hops > 1 {
+		l.wait /= 2
+	}
+	if req.Patience <= 0 {
+		return l
+	}
+	l.silence = min(l.silence, max(req.Patience/3, silent))
+	l.stall = min(l.stall, max(req.Patience/2, silent))
+	if req.HeldOnly {
+		req.Patience /= 2
+	}
+	req.Patience = max(time.Millisecond, min(req.Patience, l.wait, maxPatience))
+	l.wait = req.Patience + answerGrace
+	return l
+}
+
 // receive reads the body and delivers its blocks.
-func (c *Client) receive(w *watchdog, body io.Reader, req Request, deliver chunk.Deliver) error {
+func (c *Client) receive(w *watchdog, stall time.Duration, body io.Reader, req Request, deliver chunk.Deliver) error {
 	frames := newFrameReader(body, c.cfg.Geometry, req.Object.Size, req.Span)
-	frames.alive = func() { w.reset(c.cfg.StallTimeout) }
+	frames.alive = func() { w.reset(stall) }
 	for {
-		w.resume(c.cfg.StallTimeout)
+		w.resume(stall)
 		h, err := frames.head()
 		w.pause()
 		if err == io.EOF {
@@ -224,7 +254,7 @@ func (c *Client) receive(w *watchdog, body io.Reader, req Request, deliver chunk
 		if err != nil {
 			return err
 		}
-		if err := c.receiveBlock(w, frames, h, deliver); err != nil {
+		if err := c.receiveBlock(w, stall, frames, h, deliver); err != nil {
 			return err
 		}
 	}
@@ -232,13 +262,13 @@ func (c *Client) receive(w *watchdog, body io.Reader, req Request, deliver chunk
 
 // receiveBlock takes a buffer only now that bytes are on their way. Streams that
 // waited with one in hand could leave none for those they wait for.
-func (c *Client) receiveBlock(w *watchdog, frames *frameReader, h FrameHeader, deliver chunk.Deliver) error {
+func (c *Client) receiveBlock(w *watchdog, stall time.Duration, frames *frameReader, h FrameHeader, deliver chunk.Deliver) error {
 	buf, err := c.cfg.Buffers.Get(w.ctx)
 	if err != nil {
 		return &DeliverError{Err: err}
 	}
 	defer c.cfg.Buffers.Put(buf)
-	w.resume(c.cfg.StallTimeout)
+	w.resume(stall)
 	b, err := frames.block(h, buf)
 	w.pause() // a slow disk here is not the peer's fault
 	if err != nil {
@@ -262,7 +292,7 @@ func (c *Client) roundTrip(w *watchdog, to Target, method, target string, h http
 	}
 	// Waiting for a connection has its own limit.
 	trace := &httptrace.ClientTrace{Got1xxResponse: func(int, textproto.MIMEHeader) error {
-		w.reset(c.cfg.SilenceTimeout)
+		w.reset(w.silence)
 		return nil
 	}}
 	r, err := http.NewRequestWithContext(httptrace.WithClientTrace(w.ctx, trace), method, "http://"+to.Addr+target, nil)

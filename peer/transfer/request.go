@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/objstore"
@@ -21,6 +22,7 @@ const (
 	headerHops       = "Shardwell-Hops"       //
 	headerHeldOnly   = "Shardwell-Held-Only"  // "1" or absent
 	headerBackground = "Shardwell-Background" // "1" or absent
+	headerPatience   = "Shardwell-Patience"   // milliseconds, or absent
 	headerFailed     = "Shardwell-Failed"     // ring ids, comma-separated, or AnyMember
 	headerGrant      = "Shardwell-Grant"      // a presigned URL; a secret
 	headerAuth       = "Authorization"
@@ -36,6 +38,9 @@ const (
 	MaxFailed        = 16   // members named as failed
 	MaxMemberIDBytes = 128  // of a ring id
 	maxGrantBytes    = 8192 // of a presigned URL
+
+	// maxPatience is longer than any client waits for a block.
+	maxPatience = time.Hour
 
 	// maxHeaderBytes has room for the longest identity and grant.
 	maxHeaderBytes = 32 << 10
@@ -120,6 +125,9 @@ func (r Request) setHeaders(h http.Header, to string, g chunk.Geometry) {
 	if r.Background {
 		h[headerBackground] = []string{"1"}
 	}
+	if r.Patience > 0 {
+		h[headerPatience] = []string{strconv.FormatInt(max(1, r.Patience.Milliseconds()), 10)}
+	}
 	if len(r.Failed) > 0 {
 		h[headerFailed] = []string{strings.Join(r.Failed, ",")}
 	}
@@ -132,7 +140,7 @@ func (r Request) setHeaders(h http.Header, to string, g chunk.Geometry) {
 // that means something.
 func signedFields(method, target string, h http.Header) []string {
 	return []string{method, target, h.Get(headerTo), h.Get(headerFrom), h.Get(headerObject), h.Get(headerGeometry),
-		h.Get(headerHops), h.Get(headerHeldOnly), h.Get(headerBackground), h.Get(headerFailed), h.Get(headerGrant)}
+		h.Get(headerHops), h.Get(headerHeldOnly), h.Get(headerBackground), h.Get(headerPatience), h.Get(headerFailed), h.Get(headerGrant)}
 }
 
 // invalid is an error of class objstore.ErrInvalid, for requests nobody can answer.
@@ -144,7 +152,7 @@ func invalid(format string, args ...any) error {
 func parseRequest(path string, h http.Header, g chunk.Geometry) (Request, error) {
 	var r Request
 	for _, name := range [...]string{headerObject, headerGeometry, headerTo, headerFrom, headerHops, headerHeldOnly,
-		headerBackground, headerFailed, headerGrant, headerAuth} {
+		headerBackground, headerPatience, headerFailed, headerGrant, headerAuth} {
 		if len(h[name]) > 1 {
 			return r, invalid("header %s comes twice", name)
 		}
@@ -197,6 +205,13 @@ func (r *Request) parseFlags(h http.Header) error {
 		r.Background = true
 	default:
 		return invalid("header %s", headerBackground)
+	}
+	if patience := h.Get(headerPatience); patience != "" {
+		ms, err := strconv.ParseUint(patience, 10, 32)
+		if err != nil || ms == 0 || ms > uint64(maxPatience.Milliseconds()) || strconv.FormatUint(ms, 10) != patience {
+			return invalid("patience %q", patience)
+		}
+		r.Patience = time.Duration(ms) * time.Millisecond
 	}
 	r.From = h.Get(headerFrom)
 	if !validMemberID(r.From) {

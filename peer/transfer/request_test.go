@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/objstore"
@@ -24,6 +25,7 @@ func TestRequestCrossesTheWire(t *testing.T) {
 	r := someRequest(1 << 20)
 	r.Span = chunk.Span{First: 9, Count: 3}
 	r.HeldOnly, r.Background, r.Hops = true, true, 3
+	r.Patience = 1500 * time.Millisecond
 	r.Failed = []string{"node-b", AnyMember}
 	r.Grant = "https://s3.example.com/b/k?X-Amz-Signature=secret"
 	h := http.Header{}
@@ -65,6 +67,9 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		"long member":         func(_ *string, h http.Header) { h.Set(headerFrom, strings.Repeat("a", MaxMemberIDBytes+1)) },
 		"a flag":              func(_ *string, h http.Header) { h.Set(headerHeldOnly, "true") },
 		"many failed members": func(_ *string, h http.Header) { h.Set(headerFailed, strings.Repeat("a,", MaxFailed)+"a") },
+		"no patience":         func(_ *string, h http.Header) { h.Set(headerPatience, "0") },
+		"much patience":       func(_ *string, h http.Header) { h.Set(headerPatience, "3600001") },
+		"spelt patience":      func(_ *string, h http.Header) { h.Set(headerPatience, "01") },
 		"empty failed member": func(_ *string, h http.Header) { h.Set(headerFailed, "a,,b") },
 		"a header twice":      func(_ *string, h http.Header) { h.Add(headerHops, "1") },
 		"long grant":          func(_ *string, h http.Header) { h.Set(headerGrant, strings.Repeat("a", maxGrantBytes+1)) },

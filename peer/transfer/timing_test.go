@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/shardwell/shardwell/internal/chunk"
+	"github.com/shardwell/shardwell/objstore"
 )
 
 // wait waits in synctest's time.
@@ -62,6 +63,47 @@ func TestWaitingHasAnEnd(t *testing.T) {
 			}
 		})
 	})
+}
+
+// A peer is told how long its asker waits, and is given a moment more to say why it
+// brings nothing.
+func TestPatienceOfAnAsker(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*Request)
+		told   time.Duration
+	}{
+		"short":        {func(r *Request) { r.Patience = 5 * time.Second }, 5 * time.Second},
+		"long":         {func(r *Request) { r.Patience = time.Minute }, 20 * time.Second},
+		"passed on":    {func(r *Request) { r.Patience, r.Hops = time.Minute, 2 }, 10 * time.Second},
+		"what is held": {func(r *Request) { r.Patience, r.HeldOnly = 5*time.Second, true }, 2500 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, 200<<10, nil, func(t *testing.T, r *rig) {
+				req := r.request(0)
+				c.change(&req)
+				r.before = func(ctx context.Context, _ int) error {
+					if err := wait(ctx, c.told); err != nil {
+						return err
+					}
+					return objstore.ErrUnavailable
+				}
+				within(t, c.told, c.told, func() {
+					if _, err := r.fetch(t, req); !errors.Is(err, objstore.ErrUnavailable) || objstore.Final(err) {
+						t.Errorf("%v", err)
+					}
+				})
+				if got := r.requests[0].Patience; got != c.told {
+					t.Errorf("the peer was told %v, want %v", got, c.told)
+				}
+				r.before = func(ctx context.Context, _ int) error { return wait(ctx, time.Hour) }
+				within(t, c.told+answerGrace, c.told+answerGrace, func() {
+					if _, err := r.fetch(t, req); !errors.Is(err, ErrWaited) {
+						t.Errorf("%v", err)
+					}
+				})
+			})
+		})
+	}
 }
 
 func TestErrorAfterLifeSigns(t *testing.T) {

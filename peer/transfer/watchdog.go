@@ -10,12 +10,13 @@ import (
 
 // watchdog ends a request whose peer shows no progress.
 type watchdog struct {
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	timer  *time.Timer   // until the next sign of life
-	block  *time.Timer   // until the next block
-	wait   time.Duration // of block
-	sign   atomic.Int64  // when the peer was last known to be at work, Unix nanoseconds
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	timer   *time.Timer   // until the next sign of life
+	block   *time.Timer   // until the next block
+	wait    time.Duration // of block
+	silence time.Duration // of timer, before the answer
+	sign    atomic.Int64  // when the peer was last known to be at work, Unix nanoseconds
 }
 
 // silent is how long a peer says nothing, with a life sign due each second, until an
@@ -28,7 +29,7 @@ func watch(parent context.Context, silence, wait time.Duration) *watchdog {
 	ctx, cancel := context.WithCancelCause(parent)
 	w := &watchdog{ctx: ctx, cancel: cancel,
 		timer: time.AfterFunc(silence, func() { cancel(ErrSlow) }),
-		block: time.AfterFunc(wait, func() { cancel(ErrWaited) }), wait: wait}
+		block: time.AfterFunc(wait, func() { cancel(ErrWaited) }), wait: wait, silence: silence}
 	w.mark()
 	return w
 }
