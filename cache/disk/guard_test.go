@@ -20,6 +20,8 @@ func eventually(t *testing.T, what string, cond func() bool) {
 	}
 }
 
+// SEMANTICS K6: A cache disk that fails, is full, or does not answer costs a read through the daemon time and hits, never an error.
+//
 // TestHangingDisk reads and stores while the disk answers nothing: every call comes back with an
 // error in time, the disk goes down, no more than a few goroutines and buffers are left behind, and
 // when it answers again all of them come back and the disk is used again.

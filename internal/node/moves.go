@@ -46,8 +46,8 @@ func (n *Node) keepMoving(ctx context.Context) error {
 			if m.done > 0 || m.failed > 0 {
 				n.log.Info("handed on what others own now", "bytes", m.done, "bytes not taken", m.failed)
 			}
-			if m.interrupted {
-				settle.Reset(moveSettle)
+			if m.interrupted || m.unreached {
+				settle.Reset(moveSettle) // a full owner is not asked again, one that did not answer is
 			}
 		}
 	}
@@ -61,7 +61,8 @@ type mover struct {
 
 	total, done, failed int64 // bytes; total only when tell is set
 	told                time.Time
-	interrupted         bool
+	interrupted         bool // the ring has changed meanwhile
+	unreached           bool // an owner gave no answer
 }
 
 // errInterrupted ends a run because the ring has changed meanwhile.
@@ -154,6 +155,7 @@ func (m *mover) offer(ctx context.Context, owner string, obj chunk.Object, chunk
 		return ctx.Err()
 	}
 	if err != nil {
+		m.unreached = true
 		m.n.log.Debug("owner takes nothing", "object", obj.URI(), "peer", owner, "error", err)
 	}
 	done := m.bytesOf(obj, taken)
