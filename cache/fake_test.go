@@ -137,6 +137,8 @@ func (f *fakeFile) Lend(i uint32) (chunk.Piece, bool) {
 	return chunk.Piece{Index: i, CRC: b.CRC, Len: len(b.Data), Data: b.Data}, ok
 }
 
+func (f *fakeFile) Return(uint32) {}
+
 func (f *fakeFile) Suspect(i uint32) {
 	f.t.mu.Lock()
 	defer f.t.mu.Unlock()

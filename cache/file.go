@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -164,6 +165,29 @@ func (c *Cache) memoryToSpare() bool {
 		return false
 	}
 	c.cfg.Arena.Put(buf)
+	return true
+}
+
+// errHere ends a read that only wanted the bytes to be here.
+var errHere = errors.New("the bytes are here")
+
+// Await waits until the bytes [off, off+n) have come to this node, for whoever wants them
+// later. They count as read by nobody.
+func (f *File) Await(ctx context.Context, off int64, n int) error {
+	_, err := f.ReadLate(ctx, off, n, func() ([]byte, error) { return nil, errHere })
+	if err == io.EOF || errors.Is(err, errHere) {
+		return nil
+	}
+	return err
+}
+
+// Holds reports whether the disk tier of this node has all blocks of a span.
+func (f *File) Holds(s chunk.Span) bool {
+	for b := s.First; b != s.End(); b++ {
+		if !f.obj.onDisk(b) {
+			return false
+		}
+	}
 	return true
 }
 

@@ -64,6 +64,7 @@ func (l *lending) one(block uint32, from *Source) (ok bool, err error) {
 			if from != nil {
 				source = *from
 			}
+			defer l.o.tier.Return(block)
 			return true, l.give(p, source)
 		}
 	}

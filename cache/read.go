@@ -292,6 +292,7 @@ func (r *read) step(block uint32, lo, hi int64) bool {
 	crc := uint32(0)
 	if p, ok := o.tier.Lend(block); ok { // it knows, and was just read against it
 		crc = p.CRC
+		o.tier.Return(block)
 	} else {
 		crc = chunk.Checksum(buf[:n])
 	}

@@ -28,8 +28,10 @@ type TierFile interface {
 	// ReadAt reads bytes whose blocks are all present and checks each block. A block
 	// that fails is no longer present, and the error is [chunk.ErrCorrupt].
 	ReadAt(p []byte, off int64) (int, error)
-	// Lend returns the place of a block, valid until Release, if it is present.
+	// Lend returns the place of a block, valid until Return, if it is present.
 	Lend(block uint32) (chunk.Piece, bool)
+	// Return ends one Lend that returned true.
+	Return(block uint32)
 	// Suspect checks a block now and drops it if it is damaged.
 	Suspect(block uint32)
 	// Backing returns the file that holds the whole object in plain, if the kernel

@@ -36,6 +36,7 @@ type ServerConfig struct {
 	RingHash func() uint64         // of the present table, for Hello; may be nil
 	Forget   ForgetFunc            // nil forgets nothing
 	Status   StatusFunc            // nil says "{}"
+	Keeper   Keeper                // nil keeps nothing
 	Bounds   transfer.ServerConfig // MaxStreams and timeouts; the other fields are set here
 
 	// Grace is how long streams under way may go on after Run's context ended,

@@ -11,8 +11,8 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
+	"github.com/shardwell/shardwell/cache/evict"
 	"github.com/shardwell/shardwell/internal/chunk"
 )
 
@@ -116,12 +116,11 @@ func TestEvictionOrder(t *testing.T) {
 
 	var order []string
 	for range len(objects) - 1 {
-		d.victims = nil
-		d.walkAfter = time.Time{}
-		if !d.findVictims(context.Background()) {
+		d.victims = [kinds]victims{}
+		c, ok := next(d)
+		if !ok {
 			t.Fatal("nothing to evict")
 		}
-		c := d.victims[0]
 		for _, o := range objects {
 			if o.id == c.ID {
 				order = append(order, o.obj.Key)
@@ -134,12 +133,23 @@ func TestEvictionOrder(t *testing.T) {
 	if got, want := fmt.Sprint(order), "[5 7 3 0 2 4 6]"; got != want {
 		t.Errorf("evicted in the order %s, want %s", got, want)
 	}
-	d.victims, d.walkAfter = nil, time.Time{}
-	if d.findVictims(context.Background()) {
+	d.victims = [kinds]victims{}
+	if _, ok := next(d); ok {
 		t.Errorf("an object in use is to go")
 	}
 	objects[1].check(t, held)
 	checkLedger(t, d)
+}
+
+// next returns what would go first.
+func next(d *Dir) (evict.Candidate, bool) {
+	d.findVictims(context.Background(), ofOwned, evict.Idle)
+	for _, v := range d.victims {
+		if len(v.list) > 0 {
+			return v.list[0], true
+		}
+	}
+	return evict.Candidate{}, false
 }
 
 // TestEvictUsedSince spares an object that was used after it was chosen.
@@ -147,10 +157,10 @@ func TestEvictUsedSince(t *testing.T) {
 	d := openDir(t, testConfig(t.TempDir()))
 	c := newContent("k", 1000)
 	c.store(t, d)
-	if !d.findVictims(context.Background()) {
+	chosen, ok := next(d)
+	if !ok {
 		t.Fatal("nothing to evict")
 	}
-	chosen := d.victims[0]
 	f := c.acquire(t, d)
 	if freed, err := d.evict(chosen); freed >= 0 || err != nil {
 		t.Fatalf("evicted in use: %d, %v", freed, err)
@@ -406,8 +416,8 @@ func TestWalkPastBadObjects(t *testing.T) {
 	if d.count(context.Background()) || d.ledger.exact() {
 		t.Error("counted although a folder cannot be read")
 	}
-	if !d.findVictims(context.Background()) || len(d.victims) < 8 {
-		t.Errorf("%d victims", len(d.victims))
+	if _, ok := next(d); !ok || len(d.victims[ofOwned].list) < 8 {
+		t.Errorf("%d victims", len(d.victims[ofOwned].list))
 	}
 	bad = ""
 	if !d.count(context.Background()) {

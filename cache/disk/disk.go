@@ -81,6 +81,17 @@ type Config struct {
 	// 0 takes a quarter of RLIMIT_NOFILE.
 	MaxOpen int
 
+	// TransitBytes is how much of the budget is kept for copies of what other nodes
+	// own, so that they pass through however full it is. 0 means [TransitBytes] of it.
+	TransitBytes int64
+	// Policy says what is owned and what it is worth. Without one, what Acquire says
+	// of ownership counts, and nothing is protected.
+	Policy Policy
+
+	// CallTimeout is how long one call to the file system may take before it is left
+	// behind and the disk counts as failing. 0 waits for ever.
+	CallTimeout time.Duration
+
 	Verify VerifyMode
 	Logger *slog.Logger // nil discards
 	FS     FS           // nil means [OS]
@@ -125,7 +136,7 @@ var (
 // Dir is a cache directory in use by this process. All methods are safe for
 // concurrent use.
 //
-// Locks, outermost first: File.mu, Dir.mu, File.stripes, body.mu, ledger.mu. Dir.mu
+// Locks, outermost first: File.mu, Dir.mu, File.stripes, transit.mu, body.mu, ledger.mu. Dir.mu
 // is never held over I/O. Where Dir.mu or a File.mu is held while another File.mu
 // is taken, nobody else can reach that File.
 type Dir struct {
@@ -137,13 +148,17 @@ type Dir struct {
 	lock    FSFile
 	access  int // how files are opened: O_RDWR, or O_RDONLY to only look
 	scratch *mem.Arena
+	guard   *guard // nil without a CallTimeout
 	ledger  ledger
 	kick    chan struct{} // wakes Run to evict
 	walks   sync.Mutex    // one walk at a time
 
 	// Of Run alone.
-	victims   []evict.Candidate // to go next
-	walkAfter time.Time         // no walk for victims before
+	victims   [kinds]victims // to go next
+	walkedFor evict.Class    // the class for which they were looked for
+	judged    atomic.Bool    // what is known of datasets has not changed since the last walk
+
+	coming atomic.Uint32 // the highest evict.Class that wanted room since the last eviction
 
 	stats       Stats
 	health      health
@@ -153,6 +168,7 @@ type Dir struct {
 	open   map[chunk.ObjectID]*File // referenced or idle
 	idle   fileList                 // those without references, least recently used first
 	closed bool
+	drops  map[chunk.ObjectID]struct{} // to be removed once nobody uses them
 }
 
 // Open prepares a cache directory and locks it. It scans nothing: the time does
@@ -161,7 +177,7 @@ func Open(cfg Config) (*Dir, error) {
 	if err := cfg.Geometry.Validate(); err != nil {
 		return nil, fmt.Errorf("cache directory %s: %w", cfg.Path, err)
 	}
-	if cfg.BudgetBytes < 0 || cfg.FloorBytes < 0 || cfg.FloorInodes < 0 {
+	if cfg.BudgetBytes < 0 || cfg.FloorBytes < 0 || cfg.FloorInodes < 0 || cfg.TransitBytes < 0 {
 		return nil, fmt.Errorf("cache directory %s: budget and floors must not be negative", cfg.Path)
 	}
 	if cfg.FS == nil {
@@ -187,6 +203,13 @@ func Open(cfg Config) (*Dir, error) {
 	if d.scratch, err = mem.New(int(cfg.Geometry.BlockBytes), int64(blocks)*cfg.Geometry.BlockBytes); err != nil {
 		return nil, err
 	}
+	if cfg.CallTimeout > 0 {
+		if d.guard, err = newGuard(cfg.FS, cfg.CallTimeout, int(cfg.Geometry.BlockBytes), d.noteHang); err != nil {
+			d.release()
+			return nil, fmt.Errorf("cache directory %s: %w", cfg.Path, err)
+		}
+		d.fs = d.guard
+	}
 	if err := d.prepare(); err != nil {
 		d.release()
 		return nil, fmt.Errorf("cache directory %s: %w", cfg.Path, err)
@@ -201,6 +224,11 @@ func (d *Dir) release() {
 	}
 	if err := d.scratch.Close(); err != nil {
 		d.log.Error("close cache directory", "err", err)
+	}
+	if d.guard != nil {
+		if err := d.guard.close(); err != nil {
+			d.log.Warn("close cache directory", "err", err)
+		}
 	}
 }
 
@@ -337,6 +365,22 @@ func (d *Dir) Close() error {
 // are estimates until Run has counted what an unclean stop left.
 func (d *Dir) Usage() (used, budget int64) { return d.ledger.usage() }
 
+// Capacity returns the bytes that what this node owns may take, and does: the budget
+// without the transit area. Estimates as those of Usage.
+func (d *Dir) Capacity() (owned, limit int64) {
+	d.ledger.mu.Lock()
+	defer d.ledger.mu.Unlock()
+	_ = d.ledger.refresh() // the older figure does as well
+	return max(0, d.ledger.owned()), d.ledger.room() - d.ledger.transit()
+}
+
+// Judged says that answers of the [Policy] have changed: what could not be evicted
+// perhaps can.
+func (d *Dir) Judged() {
+	d.judged.Store(false)
+	d.wake()
+}
+
 // Run counts what is on the disk if the last stop was not clean, evicts when the
 // budget or a floor is near, and tries a disk that is down again. It returns when
 // ctx ends.
@@ -347,6 +391,7 @@ func (d *Dir) Run(ctx context.Context) error {
 		switch {
 		case d.health.State() == Down:
 			d.probe()
+		case d.dropUnused(ctx):
 		case d.ledger.exact() || d.count(ctx):
 			d.relieve(ctx)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 
 	"github.com/shardwell/shardwell/internal/chunk"
@@ -45,31 +46,57 @@ func (d *Dir) Each(ctx context.Context, visit func(Entry) error) error {
 
 // entry reads the sidecar of one object.
 func (d *Dir) entry(id chunk.ObjectID) (Entry, error) {
-	meta, err := d.fs.OpenFile(d.metaPath(id), os.O_RDONLY, 0)
+	obj, b, err := d.peek(id)
 	if err != nil {
 		return Entry{}, err
 	}
+	used, modTime := d.usedBy(id)
+	return Entry{ID: id, Object: obj, Present: b.present.Load(), Total: b.blocks, Bytes: used,
+		Owned: b.mode != modeCopy, LastUse: modTime}, nil
+}
+
+// peek reads the sidecar of an object beside whoever has it open. The body has no files.
+func (d *Dir) peek(id chunk.ObjectID) (chunk.Object, *body, error) {
+	meta, err := d.fs.OpenFile(d.metaPath(id), os.O_RDONLY, 0)
+	if err != nil {
+		return chunk.Object{}, nil, err
+	}
 	defer meta.Close()
+	obj, l, mode, err := d.header(meta)
+	if err != nil {
+		return chunk.Object{}, nil, err
+	}
+	b := newBody(nil, meta, 0, l, d.cfg.Geometry.Blocks(obj.Size))
+	b.mode = mode
+	err = b.readBits()
+	b.meta = nil
+	return obj, b, err
+}
+
+// header reads which object a sidecar belongs to.
+func (d *Dir) header(meta FSFile) (chunk.Object, layout, fs.FileMode, error) {
 	st, err := meta.Stat()
 	if err != nil {
-		return Entry{}, err
+		return chunk.Object{}, layout{}, 0, err
 	}
 	head := make([]byte, min(maxHeaderBytes, max(0, st.Size)))
 	if _, err := meta.ReadAt(head, 0); err != nil && err != io.EOF {
-		return Entry{}, err
+		return chunk.Object{}, layout{}, 0, err
 	}
 	obj, l, _, err := parseHeader(head, d.cfg.Geometry)
 	if err == nil && st.Size != l.end {
 		err = errSidecar
 	}
+	return obj, l, st.Mode, err
+}
+
+// identity returns which object an id belongs to, by its sidecar.
+func (d *Dir) identity(id chunk.ObjectID) (chunk.Object, error) {
+	meta, err := d.fs.OpenFile(d.metaPath(id), os.O_RDONLY, 0)
 	if err != nil {
-		return Entry{}, err
+		return chunk.Object{}, err
 	}
-	b := newBody(nil, meta, 0, l, d.cfg.Geometry.Blocks(obj.Size))
-	if err := b.readBits(); err != nil {
-		return Entry{}, err
-	}
-	used, modTime := d.usedBy(id)
-	return Entry{ID: id, Object: obj, Present: b.present.Load(), Total: b.blocks, Bytes: used,
-		Owned: st.Mode == modeOwned, LastUse: modTime}, nil
+	defer meta.Close()
+	obj, _, _, err := d.header(meta)
+	return obj, err
 }

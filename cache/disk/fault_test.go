@@ -21,17 +21,24 @@ type faultFS struct {
 	mu    sync.Mutex
 	calls int
 	fail  func(call int, op, name string) error
-	space func() (Space, error) // nil: the real one
+	hang  func(call int, op string) // beside other calls; nil returns at once
+	space func() (Space, error)     // nil: the real one
 }
 
 func (f *faultFS) check(op, name string) error {
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	f.calls++
+	call := f.calls
+	f.mu.Unlock()
+	if f.hang != nil {
+		f.hang(call, op)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if f.fail == nil {
 		return nil
 	}
-	if err := f.fail(f.calls, op, name); err != nil {
+	if err := f.fail(call, op, name); err != nil {
 		return &fs.PathError{Op: op, Path: name, Err: err}
 	}
 	return nil
@@ -103,6 +110,13 @@ func (f *faultFile) WriteAt(p []byte, off int64) (int, error) {
 		return n, err
 	}
 	return f.FSFile.WriteAt(p, off)
+}
+
+func (f *faultFile) Punch(off, n int64) error {
+	if err := f.fs.check("punch", f.name); err != nil {
+		return err
+	}
+	return f.FSFile.Punch(off, n)
 }
 
 func (f *faultFile) Truncate(size int64) error {

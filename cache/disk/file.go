@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"io/fs"
 	"math/bits"
 	"os"
 	"sync"
@@ -27,9 +28,11 @@ type File struct {
 	lastUse atomic.Int64 // nanoseconds since 1970
 
 	mu     sync.Mutex
-	loaded bool // the disk was looked at
-	known  bool // obj is set, for good
-	owned  bool
+	loaded bool        // the disk was looked at
+	known  bool        // obj is set, for good
+	owned  atomic.Bool // what Acquire said; counts when there is no [Policy]
+
+	transit transit // copies that pass through
 
 	obj  chunk.Object         // set before anybody but load sees the File
 	body atomic.Pointer[body] // nil: nothing on the disk
@@ -52,9 +55,12 @@ type body struct {
 	verified   []atomic.Uint64
 	unverified atomic.Int64
 
-	mu       sync.Mutex // over changes of bits, stamp and used
+	mu       sync.Mutex // over changes of bits, stamp and what follows
 	complete bool       // the stamp on the disk says so
-	used     int64      // bytes, as the ledger has them
+	whole    bool       // it was complete once: it may be mapped somewhere, and is never punched
+	copies   uint32     // present blocks that this node does not own
+	use      use        // as the ledger has it
+	mode     fs.FileMode
 }
 
 func (b *body) has(block uint32) bool {
@@ -148,12 +154,13 @@ func (f *File) Trusted() bool {
 }
 
 // Backing returns the data file for the kernel to read by itself, when the object is
-// complete and trusted. It is the File's own: valid until Release, and not to
+// complete and trusted and the disk is well: what the kernel reads by itself cannot be
+// had from elsewhere when the disk fails. It is the File's own: valid until Release, and not to
 // be closed. While the File is held its bytes are neither punched nor
 // truncated; it can only be unlinked whole.
 func (f *File) Backing() (*os.File, bool) {
 	b := f.body.Load()
-	if b == nil || f.d.cfg.Verify == VerifyAlways || f.doomed.Load() ||
+	if b == nil || f.d.cfg.Verify == VerifyAlways || f.doomed.Load() || f.d.health.State() != Normal ||
 		b.present.Load() != b.blocks || b.unverified.Load() != 0 {
 		return nil, false
 	}
@@ -163,8 +170,11 @@ func (f *File) Backing() (*os.File, bool) {
 
 // Release gives up the reference. The File, and what was lent from it, must not
 // be used by the caller afterwards.
-func (f *File) Release() {
-	f.lastUse.Store(time.Now().UnixNano())
+func (f *File) Release() { f.release(time.Now().UnixNano()) }
+
+// release is Release for a use at a time; of several the last one counts.
+func (f *File) release(used int64) {
+	f.lastUse.Store(max(used, f.lastUse.Load()))
 	d := f.d
 	d.mu.Lock()
 	f.refs--
@@ -177,7 +187,11 @@ func (f *File) Release() {
 		return
 	case f.body.Load() != nil && !d.closed && !f.doomed.Load():
 		d.idle.add(f)
+		_, drop := d.drops[f.id]
 		d.mu.Unlock()
+		if drop {
+			d.wake()
+		}
 		return
 	}
 	if d.open[f.id] == f {
@@ -197,7 +211,7 @@ func (f *File) closeFiles() {
 	}
 	if f.doomed.Load() {
 		b.close()
-		f.d.ledger.orphan(-b.used)
+		f.d.ledger.orphan(-b.use.used)
 		return
 	}
 	f.d.settle(f, b)

@@ -29,7 +29,7 @@ func FuzzHeader(f *testing.F) {
 }
 
 func FuzzSmallFiles(f *testing.F) {
-	f.Add(formatClean([prefixes]int64{1, 2, 3}), layoutText(small), "00ff.data")
+	f.Add(formatClean([prefixes]use{{1, 0}, {2, 1}, {3, 3}}), layoutText(small), "00ff.data")
 	f.Add("clean 1\nend", "shardwell cache, layout 1, chunk 0, block 0", "x.meta.tmp")
 	f.Fuzz(func(t *testing.T, mark, layout, name string) {
 		if used, ok := parseClean(mark); ok {

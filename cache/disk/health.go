@@ -107,6 +107,15 @@ func (d *Dir) noteFailure() {
 	}
 }
 
+// noteHang notes a call that did not come back in time.
+func (d *Dir) noteHang(op string) {
+	d.stats.Hung.Add(1)
+	d.log.Warn("cache disk does not answer: the call is left behind", "op", op, "timeout", d.cfg.CallTimeout)
+	for range hangPoints {
+		d.noteFailure()
+	}
+}
+
 // probe writes and reads a little file on a disk that is down.
 func (d *Dir) probe() {
 	if err := d.tryDisk(); err != nil {

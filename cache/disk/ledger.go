@@ -10,7 +10,20 @@ import (
 // prefixes is the number of folders below objects/, by the first byte of the id.
 const prefixes = 256
 
+// use is what files take, in bytes.
+type use struct {
+	used   int64 // blocks really allocated
+	copies int64 // of these, for blocks that this node does not own
+}
+
+func (u use) plus(v use) use  { return use{u.used + v.used, u.copies + v.copies} }
+func (u use) minus(v use) use { return use{u.used - v.used, u.copies - v.copies} }
+
 // ledger counts the bytes that the cache takes and admits further ones.
+//
+// What this node owns may take all but the transit area. Copies of what others own
+// may take whatever is free, and the transit area whatever is owned: so a cache full of
+// what is never evicted can still pass things on.
 //
 // After an unclean stop nobody knows the sum until a walk has counted it. Until
 // then everything that the file system holds is taken to be ours, so that the
@@ -19,26 +32,27 @@ type ledger struct {
 	fs     FS
 	path   string
 	budget int64 // 0: as the file system allows
+	share  int64 // bytes of the transit area; 0: by [TransitBytes]
 	floor  int64
 	inodes int64 // floor
 	block  int64 // bytes
 
 	mu       sync.Mutex
-	byPrefix [prefixes]int64 // what files really take; right once counted
-	sum      int64           // of byPrefix
-	counted  bool            // byPrefix is right
-	foreign  int64           // until counted: what the file system held at the start,
-	grown    int64           // and what we added since
-	orphaned int64           // of files that were unlinked while in use
-	reserved int64           // admitted and not yet written
+	byPrefix [prefixes]use // what files really take; right once counted
+	sum      use           // of byPrefix
+	counted  bool          // byPrefix is right
+	foreign  int64         // until counted: what the file system held at the start,
+	grown    int64         // and what we added since
+	orphaned int64         // of files that were unlinked while in use
+	reserved use           // admitted and not yet written
 
 	space   Space // as of spaceAt
 	spaceAt time.Time
 	spent   int64 // admitted since then
 	squeeze int64 // further bytes to free, after the kernel said there is no space
 
-	walking int                      // prefix that a walk is counting, or -1
-	touched map[chunk.ObjectID]int64 // objects that changed meanwhile, and what they take now
+	walking int                    // prefix that a walk is counting, or -1
+	touched map[chunk.ObjectID]use // objects that changed meanwhile, and what they take now
 }
 
 // refresh asks the file system for its state. Callers hold mu.
@@ -47,24 +61,52 @@ func (l *ledger) refresh() error {
 	if err != nil {
 		return err
 	}
-	l.space, l.spaceAt, l.spent = space, time.Now(), l.reserved
+	l.space, l.spaceAt, l.spent = space, time.Now(), l.reserved.used
 	return nil
 }
 
 // used is what the cache takes at most. Callers hold mu.
 func (l *ledger) used() int64 {
 	if l.counted {
-		return l.sum + l.orphaned
+		return l.sum.used + l.orphaned
 	}
 	return l.foreign + l.grown + l.orphaned
 }
 
-// reserve admits n bytes and so many new files, or says why not. It also tells
-// whether it is time to evict. Each success is followed by one unreserve.
-func (l *ledger) reserve(n, files int64) (crowded bool, _ *RejectError) {
+// Shares of a directory that are its transit area.
+const (
+	transitShare      = 20       // 5 %, in directories where that is
+	minTransitBytes   = 16 << 30 // this much or more;
+	smallTransitShare = 64       // in smaller ones it would be too large a part
+)
+
+// TransitBytes returns the size of the transit area of a directory that may take roomBytes.
+func TransitBytes(roomBytes int64) int64 {
+	if n := roomBytes / transitShare; n >= minTransitBytes {
+		return n
+	}
+	return roomBytes / smallTransitShare
+}
+
+// transit is the size of the transit area. Callers hold mu.
+func (l *ledger) transit() int64 {
+	room := l.room()
+	if l.share > 0 {
+		return min(l.share, room/2)
+	}
+	return TransitBytes(room)
+}
+
+// owned is what blocks that this node owns take at most. Callers hold mu.
+func (l *ledger) owned() int64 { return l.used() - l.sum.copies }
+
+// reserve admits n bytes and so many new files, or says why not. copied says that this node
+// does not own them. It also tells whether it is time to evict. Each success is
+// followed by one unreserve.
+func (l *ledger) reserve(n, files int64, copied bool) (crowded bool, _ *RejectError) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.budget > 0 && l.used()+l.reserved+n > l.budget {
+	if l.budget > 0 && l.used()+l.reserved.used+n > l.budget {
 		return true, plainRejects[RejectBudget]
 	}
 	free := l.space.FreeBytes - l.spent - n
@@ -79,29 +121,38 @@ func (l *ledger) reserve(n, files int64) (crowded bool, _ *RejectError) {
 		return true, plainRejects[RejectFloor]
 	case files > 0 && l.space.Inodes > 0 && l.space.FreeInodes-files < l.inodes:
 		return true, plainRejects[RejectInodes]
+	case !copied && l.owned()+l.reserved.used-l.reserved.copies+n > l.room()-l.transit():
+		return true, plainRejects[RejectBudget]
 	}
-	l.reserved += n
+	l.reserved = l.reserved.plus(reservation(n, copied))
 	l.spent += n
 	l.space.FreeInodes -= files
-	return l.excess() > 0, nil
+	return l.excess().any(), nil
 }
 
-func (l *ledger) unreserve(n int64) {
+func reservation(n int64, copied bool) use {
+	if copied {
+		return use{n, n}
+	}
+	return use{n, 0}
+}
+
+func (l *ledger) unreserve(n int64, copied bool) {
 	l.mu.Lock()
-	l.reserved -= n
+	l.reserved = l.reserved.minus(reservation(n, copied))
 	l.mu.Unlock()
 }
 
-// change books that an object now takes used bytes, delta more than before.
-func (l *ledger) change(id chunk.ObjectID, used, delta int64) {
+// change books that an object now takes now, where it took before.
+func (l *ledger) change(id chunk.ObjectID, now, before use) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	p := int(id[0])
-	l.byPrefix[p] += delta
-	l.sum += delta
-	l.grown += delta
+	p, delta := int(id[0]), now.minus(before)
+	l.byPrefix[p] = l.byPrefix[p].plus(delta)
+	l.sum = l.sum.plus(delta)
+	l.grown += delta.used
 	if l.walking == p {
-		l.touched[id] = used
+		l.touched[id] = now
 	}
 }
 
@@ -126,21 +177,21 @@ func (l *ledger) beginCount(prefix int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.walking = prefix
-	l.touched = make(map[chunk.ObjectID]int64)
+	l.touched = make(map[chunk.ObjectID]use)
 }
 
-func (l *ledger) endCount(seen map[chunk.ObjectID]int64) {
+func (l *ledger) endCount(seen map[chunk.ObjectID]use) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if seen != nil {
 		for id, used := range l.touched {
 			seen[id] = used
 		}
-		var sum int64
+		var sum use
 		for _, used := range seen {
-			sum += used
+			sum = sum.plus(used)
 		}
-		l.sum += sum - l.byPrefix[l.walking]
+		l.sum = l.sum.plus(sum.minus(l.byPrefix[l.walking]))
 		l.byPrefix[l.walking] = sum
 	}
 	l.walking, l.touched = -1, nil
@@ -181,37 +232,76 @@ func (l *ledger) slack() int64 {
 	return min(max(room/slackShare, minSlackBlocks*l.block), room/8, maxSlackBytes)
 }
 
-// excess returns how many bytes should go, 0 while there is no pressure. Callers
-// hold mu. Pressure begins one slack before a limit and ends at two, so that
-// evictions come in batches. Until the count is done there is nothing to go by.
-func (l *ledger) excess() int64 {
-	if !l.counted {
-		return 0
-	}
-	slack := l.slack()
-	excess := l.squeeze
-	if over := l.used() + l.reserved - l.budget + slack; l.budget > 0 && over > 0 {
-		excess = max(excess, over+slack)
-	}
-	if short := l.floor + slack - (l.space.FreeBytes - l.spent); short > 0 {
-		excess = max(excess, short+slack)
-	}
-	return min(excess, l.used())
+// demand is what should go.
+type demand struct {
+	copies int64 // bytes, of copies only: they take what is not theirs
+	owned  int64 // bytes, of what is owned only: it nears the transit area
+	bytes  int64 // of whatever goes first: the file system gets full
+	files  int64 // likewise
 }
 
-// pressure returns the bytes and files that should go now.
-func (l *ledger) pressure() (bytes, files int64) {
+func (d demand) any() bool { return d.copies > 0 || d.owned > 0 || d.bytes > 0 || d.files > 0 }
+
+// wants reports whether victims of a kind help.
+func (d demand) wants(kind int) bool {
+	if kind == ofCopies {
+		return d.copies > 0 || d.bytes > 0 || d.files > 0
+	}
+	return d.owned > 0 || d.bytes > 0 || d.files > 0
+}
+
+// less returns what is left to do after a victim freed so much.
+func (d demand) less(kind int, freed, files int64) demand {
+	d.bytes, d.files = d.bytes-freed, d.files-files
+	if kind == ofCopies {
+		d.copies -= freed
+	} else {
+		d.owned -= freed
+	}
+	return d
+}
+
+// excess returns what should go, nothing while there is no pressure. Callers hold mu.
+// Pressure begins one slack before a limit and ends at two, so that evictions come in
+// batches. Until the count is done there is nothing to go by.
+func (l *ledger) excess() (d demand) {
+	if !l.counted {
+		return d
+	}
+	slack, transit := l.slack(), l.transit()
+	d.bytes = l.squeeze
+	if short := l.floor + slack - (l.space.FreeBytes - l.spent); short > 0 {
+		d.bytes = max(d.bytes, short+slack)
+	}
+	d.bytes = min(d.bytes, l.used())
+	owned := l.owned() + l.reserved.used - l.reserved.copies
+	if over := owned + slack - (l.room() - transit); over > 0 {
+		d.owned = min(over+slack, l.owned())
+	}
+	// Copies beyond the transit area give way to what is owned in time. Within it
+	// they make room for one another only.
+	if l.sum.copies <= transit {
+		slack = max(l.block, min(slack, transit/4))
+	}
+	if over := l.used() + l.reserved.used + slack - l.room(); over > 0 {
+		d.copies = min(over+slack, l.sum.copies)
+	}
+	return d
+}
+
+// pressure returns what should go now.
+func (l *ledger) pressure() demand {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.refresh(); err != nil || !l.counted {
-		return 0, 0
+		return demand{}
 	}
+	d := l.excess()
 	if l.space.Inodes > 0 && l.space.FreeInodes < l.inodes+minFreeInodes {
-		files = l.inodes + 2*minFreeInodes - l.space.FreeInodes
+		d.files = l.inodes + 2*minFreeInodes - l.space.FreeInodes
 	}
-	bytes = l.excess()
 	l.squeeze = 0
-	return bytes, files
+	return d
 }
 
 // minFreeInodes is how many inodes above the floor eviction keeps free.

@@ -17,11 +17,13 @@ import (
 	"github.com/shardwell/shardwell/internal/chunk"
 )
 
-// Modes of a sidecar. Its x bit tells a walk, which only stats, that this node owned the
-// object when it last used it. A hint: it decides what goes first, nothing else.
+// Modes of a sidecar. Its x bits tell a walk, which only stats, how much of the object this
+// node owned when it last used it: nothing, all, or a part, which happens to objects
+// that are placed chunk by chunk. A hint: it decides what goes first, nothing else.
 const (
 	modeCopy  fs.FileMode = 0o600
 	modeOwned fs.FileMode = 0o700
+	modeMixed fs.FileMode = 0o710
 )
 
 func modeOf(owned bool) fs.FileMode {
@@ -46,6 +48,11 @@ func (d *Dir) metaPath(id chunk.ObjectID) string {
 // caller wants only what exists.
 func (f *File) load(obj *chunk.Object, owned bool) error {
 	f.lastUse.Store(time.Now().UnixNano())
+	return f.look(obj, owned)
+}
+
+// look is load that is no use.
+func (f *File) look(obj *chunk.Object, owned bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.loaded {
@@ -65,12 +72,10 @@ func (f *File) load(obj *chunk.Object, owned bool) error {
 	if !f.known {
 		f.obj, f.known = *obj, true
 	}
-	if b != nil && owned != f.owned {
-		if err := b.meta.Chmod(modeOf(owned)); err != nil {
-			f.d.log.Debug("note ownership", "object", f.id, "err", err)
-		}
+	changed := f.owned.Swap(owned) != owned
+	if b != nil && (changed || f.d.cfg.Policy != nil) {
+		f.recount(b)
 	}
-	f.owned = owned
 	return nil
 }
 
@@ -149,7 +154,6 @@ func (f *File) readBody(meta FSFile) error {
 	var b *body
 	if err == nil {
 		b = newBody(data, meta, dataStat.Inode, l, d.cfg.Geometry.Blocks(obj.Size))
-		b.used = st.Used + dataStat.Used
 		err = b.readBits()
 	}
 	if err != nil {
@@ -157,7 +161,13 @@ func (f *File) readBody(meta FSFile) error {
 		return err
 	}
 	b.judge(s, d.boot)
-	f.obj, f.known, f.owned = obj, true, st.Mode == modeOwned
+	f.obj, f.known = obj, true
+	f.owned.Store(st.Mode != modeCopy)
+	b.mode = st.Mode
+	if b.copies = d.copiesIn(b, f.owns); st.Mode == modeCopy && d.cfg.Policy == nil {
+		b.copies = b.present.Load()
+	}
+	b.use = b.useOf(st.Used+dataStat.Used, d.cfg.Geometry.BlockBytes)
 	f.body.Store(b)
 	return nil
 }
@@ -206,7 +216,7 @@ func (b *body) readBits() error {
 // judge decides whether the stamp vouches for the present blocks.
 func (b *body) judge(s stamp, boot [16]byte) {
 	trusted := s.boot == boot && s.inode == b.inode
-	b.complete = trusted && s.complete
+	b.complete, b.whole = trusted && s.complete, s.whole
 	if trusted && (b.complete || b.present.Load() < b.blocks) {
 		return
 	}
@@ -252,7 +262,7 @@ func (f *File) create() (*body, error) {
 	if err != nil {
 		return fail(err)
 	}
-	meta, err := d.createFile(temp, modeOf(f.owned))
+	meta, err := d.createFile(temp, modeOf(f.owned.Load()))
 	if err != nil {
 		return fail(err)
 	}
@@ -270,6 +280,7 @@ func (f *File) create() (*body, error) {
 		return fail(err)
 	}
 	b := newBody(data, meta, st.Inode, l, g.Blocks(f.obj.Size))
+	b.mode = modeOf(f.owned.Load())
 	f.body.Store(b)
 	return b, nil
 }
@@ -299,7 +310,7 @@ func (d *Dir) createFile(name string, mode fs.FileMode) (FSFile, error) {
 // nothing that looks like an object. With keep, the sidecar is set aside instead.
 // The caller has f.mu of the object's File, or the only reference.
 func (d *Dir) removeFiles(id chunk.ObjectID, keep bool) error {
-	used, _ := d.usedBy(id)
+	had := d.booked(id)
 	meta := d.metaPath(id)
 	err := fs.ErrInvalid
 	if keep && d.roomToQuarantine() {
@@ -314,8 +325,19 @@ func (d *Dir) removeFiles(id chunk.ObjectID, keep bool) error {
 	if err := d.fs.Remove(d.dataPath(id)); err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
-	d.ledger.change(id, 0, -used)
+	d.ledger.change(id, use{}, had)
 	return nil
+}
+
+// booked returns what an object whose files nobody has open was booked with.
+func (d *Dir) booked(id chunk.ObjectID) use {
+	meta, _ := d.fs.Stat(d.metaPath(id))
+	data, _ := d.fs.Stat(d.dataPath(id))
+	u, err := d.useFromDisk(id, meta, data)
+	if err != nil {
+		d.log.Debug("count a damaged object", "object", id, "err", err)
+	}
+	return u
 }
 
 // usedBy returns what an object takes on the disk and the time that its sidecar

@@ -29,7 +29,7 @@ const (
 	metaSuffix     = ".meta"
 	tempSuffix     = ".tmp"
 
-	maxSmallFileBytes = 16 << 10 // of the text files; the clean mark is the longest
+	maxSmallFileBytes = 32 << 10 // of the text files; the clean mark is the longest
 )
 
 // path returns a name in the directory.
@@ -193,7 +193,7 @@ func (d *Dir) readNodeID() error {
 // now on it is not true.
 func (d *Dir) openLedger(fresh bool) error {
 	l := &d.ledger
-	*l = ledger{fs: d.fs, path: d.cfg.Path, budget: d.cfg.BudgetBytes, floor: d.cfg.FloorBytes,
+	*l = ledger{fs: d.fs, path: d.cfg.Path, budget: d.cfg.BudgetBytes, share: d.cfg.TransitBytes, floor: d.cfg.FloorBytes,
 		inodes: d.cfg.FloorInodes, block: d.cfg.Geometry.BlockBytes, walking: -1, counted: fresh}
 	if err := l.refresh(); err != nil {
 		return explain("statfs", err)
@@ -209,34 +209,36 @@ func (d *Dir) openLedger(fresh bool) error {
 	if used, ok := parseClean(text); ok {
 		l.byPrefix, l.counted = used, true
 		for _, n := range used {
-			l.sum += n
+			l.sum = l.sum.plus(n)
 		}
 	}
 	return nil
 }
 
-// The clean mark: one line "clean 1", then bytes by prefix, one a line, then
-// "end". A mark cut short does not count.
-func parseClean(text string) (used [prefixes]int64, ok bool) {
+// The clean mark: one line "clean 2", then bytes by prefix, one a line, in all and of
+// copies, then "end". A mark cut short does not count.
+func parseClean(text string) (used [prefixes]use, ok bool) {
 	lines := strings.Split(text, "\n")
-	if len(lines) != prefixes+2 || lines[0] != "clean 1" || lines[prefixes+1] != "end" {
+	if len(lines) != prefixes+2 || lines[0] != "clean 2" || lines[prefixes+1] != "end" {
 		return used, false
 	}
 	for i := range used {
-		n, err := strconv.ParseInt(lines[i+1], 10, 64)
-		if err != nil || n < 0 {
-			return [prefixes]int64{}, false
+		all, copies, _ := strings.Cut(lines[i+1], " ")
+		n, err := strconv.ParseInt(all, 10, 64)
+		m, err2 := strconv.ParseInt(copies, 10, 64)
+		if err != nil || err2 != nil || m < 0 || n < m {
+			return [prefixes]use{}, false
 		}
-		used[i] = n
+		used[i] = use{n, m}
 	}
 	return used, true
 }
 
-func formatClean(used [prefixes]int64) string {
+func formatClean(used [prefixes]use) string {
 	var b strings.Builder
-	b.WriteString("clean 1\n")
+	b.WriteString("clean 2\n")
 	for _, n := range used {
-		fmt.Fprintf(&b, "%d\n", max(0, n))
+		fmt.Fprintf(&b, "%d %d\n", max(0, n.used), max(0, min(n.copies, n.used)))
 	}
 	b.WriteString("end")
 	return b.String()

@@ -97,9 +97,9 @@ func TestDamagedSmallFiles(t *testing.T) {
 }
 
 func TestCleanMark(t *testing.T) {
-	var used [prefixes]int64
+	var used [prefixes]use
 	for i := range used {
-		used[i] = int64(i) << 40
+		used[i] = use{int64(i) << 40, int64(i) << 39}
 	}
 	text := formatClean(used)
 	if len(text) > maxSmallFileBytes/2 {

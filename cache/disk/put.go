@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/shardwell/shardwell/cache/evict"
 	"github.com/shardwell/shardwell/internal/chunk"
 )
 
@@ -28,11 +29,16 @@ func (f *File) Put(block chunk.Block) error {
 	if f.Has(block.Index) {
 		return nil
 	}
-	err := f.put(block)
+	class, copied := f.worth(block.Index)
+	err := f.put(block, class, copied)
+	if err == plainRejects[RejectBudget] && copied && f.slide() {
+		err = f.put(block, class, copied)
+	}
 	if err == nil {
 		return nil
 	}
 	r := rejectOf(err)
+	f.d.comes(class)
 	f.d.reject(f.id, r)
 	if r.Err != nil {
 		return fmt.Errorf("store block %d of %s: %w", block.Index, f.obj.URI(), r)
@@ -62,24 +68,29 @@ func (d *Dir) wake() {
 	}
 }
 
-func (f *File) put(block chunk.Block) error {
+func (f *File) put(block chunk.Block, class evict.Class, copied bool) error {
 	d := f.d
 	switch {
+	case class == evict.Unkept:
+		return plainRejects[RejectPolicy]
 	case d.health.State() == Down:
 		return plainRejects[RejectDown]
 	case block.CRC == 0:
 		return plainRejects[RejectZeroSum]
+	case !copied && d.cfg.Policy != nil && !d.cfg.Policy.Admits(f.obj, f.id, int64(len(block.Data))):
+		return plainRejects[RejectDataset]
 	}
 	want, files := int64(len(block.Data))+blockOverheadBytes, int64(0)
 	if f.body.Load() == nil {
 		want, files = want+newFileBytes, 2
 	}
-	crowded, reject := d.ledger.reserve(want, files)
+	crowded, reject := d.ledger.reserve(want, files, copied)
 	if reject != nil {
 		return reject
 	}
-	defer d.ledger.unreserve(want)
+	defer d.ledger.unreserve(want, copied)
 	if crowded {
+		d.comes(class)
 		d.wake()
 	}
 	b, err := f.ensure()
@@ -94,11 +105,14 @@ func (f *File) put(block chunk.Block) error {
 	}
 	_, err = b.data.WriteAt(block.Data, int64(block.Index)*d.cfg.Geometry.BlockBytes)
 	if err == nil {
-		err = f.publish(b, block.Index, block.CRC)
+		err = f.publish(b, block.Index, block.CRC, copied)
 	}
 	d.settle(f, b) // a failed write may have taken space as well
 	if err != nil {
 		return err
+	}
+	if copied {
+		f.transit.arrived(block.Index)
 	}
 	d.stats.StoredBlocks.Add(1)
 	d.stats.StoredBytes.Add(int64(len(block.Data)))
@@ -121,7 +135,7 @@ func (f *File) ensure() (*body, error) {
 }
 
 // publish writes the checksum of a block whose data is written, then its presence bit.
-func (f *File) publish(b *body, block, crc uint32) error {
+func (f *File) publish(b *body, block, crc uint32, copied bool) error {
 	var sum [4]byte
 	binary.LittleEndian.PutUint32(sum[:], crc)
 	if _, err := b.meta.WriteAt(sum[:], b.l.sums+4*int64(block)); err != nil {
@@ -138,6 +152,9 @@ func (f *File) publish(b *body, block, crc uint32) error {
 		b.verified[block/64].Or(bit)
 	}
 	word.Or(bit)
+	if copied {
+		b.copies++
+	}
 	if b.present.Add(1) == b.blocks && b.unverified.Load() == 0 {
 		f.vouch(b)
 	}
@@ -155,7 +172,8 @@ func (b *body) writeBits(block uint32, word uint64) error {
 // perhaps all are present. If it cannot be written, the next process has to check
 // again, no more. Callers hold b.mu.
 func (f *File) vouch(b *body) {
-	s := stamp{boot: f.d.boot, inode: b.inode, complete: b.present.Load() == b.blocks}
+	complete := b.present.Load() == b.blocks
+	s := stamp{boot: f.d.boot, inode: b.inode, complete: complete, whole: complete || b.whole}
 	if err := b.writeStamp(s); err != nil {
 		f.d.log.Debug("renew stamp", "object", f.id, "err", err)
 	}
@@ -166,7 +184,7 @@ func (b *body) writeStamp(s stamp) error {
 	if _, err := b.meta.WriteAt(buf, stampOffset); err != nil {
 		return err
 	}
-	b.complete = s.complete
+	b.complete, b.whole = s.complete, s.whole
 	return nil
 }
 
@@ -185,9 +203,15 @@ func (d *Dir) settle(f *File, b *body) {
 	if err != nil {
 		return
 	}
-	used := data.Used + meta.Used
-	if used != b.used {
-		d.ledger.change(f.id, used, used-b.used)
-		b.used = used
+	now := b.useOf(data.Used+meta.Used, d.cfg.Geometry.BlockBytes)
+	if now != b.use {
+		d.ledger.change(f.id, now, b.use)
+		b.use = now
+	}
+	if mode := b.modeOf(f.owned.Load()); mode != b.mode {
+		b.mode = mode // tried once: it is a hint
+		if err := b.meta.Chmod(mode); err != nil {
+			d.log.Debug("note ownership", "object", f.id, "err", err)
+		}
 	}
 }

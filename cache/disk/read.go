@@ -25,8 +25,8 @@ var errFlawed = errors.New("flawed")
 // every block that it touches, also those of which it returns only a part.
 //
 // The error matches [ErrNotPresent] when a block is absent, [chunk.ErrCorrupt] when one is
-// damaged or cannot be read. After any error but io.EOF a block of the range is
-// absent, so a caller that fetches what [File.Missing] says and asks again gets on.
+// damaged or cannot be read, [ErrHung] when the disk does not answer. After any other
+// error but io.EOF a block of the range is absent, so a caller that fetches what [File.Missing] says and asks again gets on.
 func (f *File) ReadAt(p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("read %s at %d: negative offset", f.obj.URI(), off)
@@ -107,6 +107,9 @@ func (f *File) readRun(b *body, p []byte, first uint32) (int, error) {
 	defer sumsPool.Put(sums)
 	_, dataErr := b.data.ReadAt(p[:bytes], int64(first)*g.BlockBytes)
 	_, sumsErr := b.meta.ReadAt(sums[:4*count], b.l.sums+4*int64(first))
+	if errors.Is(dataErr, ErrHung) || errors.Is(sumsErr, ErrHung) {
+		return 0, errors.Join(dataErr, sumsErr)
+	}
 	done := 0
 	for i := range count {
 		part := p[done : done+g.BlockLen(f.obj.Size, first+i)]
@@ -127,9 +130,12 @@ func (f *File) readRun(b *body, p []byte, first uint32) (int, error) {
 // readBlock reads and checks one present block. A block that is no good is
 // dropped, unless a second look, with writers kept out, finds it good.
 func (f *File) readBlock(b *body, p []byte, block uint32) error {
-	if f.tryBlock(b, p, block) == nil {
+	switch err := f.tryBlock(b, p, block); {
+	case err == nil:
 		f.checked(b, block, len(p))
 		return nil
+	case errors.Is(err, ErrHung):
+		return err // it says nothing about the block
 	}
 	stripe := &f.stripes[block%stripeCount]
 	stripe.Lock()
@@ -141,6 +147,9 @@ func (f *File) readBlock(b *body, p []byte, block uint32) error {
 	if err == nil {
 		f.checked(b, block, len(p))
 		return nil
+	}
+	if errors.Is(err, ErrHung) {
+		return err
 	}
 	return f.drop(b, p, block, err)
 }
@@ -210,12 +219,15 @@ func (f *File) clear(b *body, block uint32) error {
 	bit := uint64(1) << (block % 64)
 	word := b.bits[block/64].And(^bit) &^ bit
 	b.present.Add(^uint32(0))
+	if !f.owns(block) && b.copies > 0 {
+		b.copies--
+	}
 	wasUnverified := b.verified != nil && b.verified[block/64].And(^bit)&bit == 0
 	if wasUnverified {
 		b.unverified.Add(-1)
 	}
 	if b.complete {
-		s := stamp{inode: b.inode}
+		s := stamp{inode: b.inode, whole: true}
 		if b.verified == nil || b.unverified.Load() == 0 {
 			s.boot = f.d.boot
 		}
@@ -245,8 +257,8 @@ func (f *File) doom(b *body, cause error) {
 			f.d.log.Error("unlink object from cache", "object", f.id, "err", err)
 		}
 	}
-	f.d.ledger.change(f.id, 0, -b.used)
-	f.d.ledger.orphan(b.used)
+	f.d.ledger.change(f.id, use{}, b.use)
+	f.d.ledger.orphan(b.use.used)
 }
 
 // quarantineBlock keeps the bytes of a damaged block for a look, the first few.
@@ -271,9 +283,21 @@ func (d *Dir) roomToQuarantine() bool {
 }
 
 // Lend returns where a present block lies, for the kernel to send. The piece is
-// valid until Release. A block that was not checked in this boot is checked first. ok
-// is false when the block is absent.
+// valid until [File.Return]: until then the block is not given back to the file system. A block
+// that was not checked in this boot is checked first. ok is false when the block is absent.
 func (f *File) Lend(block uint32) (_ chunk.Piece, ok bool) {
+	f.transit.lend(block)
+	p, ok := f.lend(block)
+	if !ok {
+		f.Return(block)
+	}
+	return p, ok
+}
+
+// Return ends one Lend that returned true.
+func (f *File) Return(block uint32) { f.transit.giveBack(block) }
+
+func (f *File) lend(block uint32) (_ chunk.Piece, ok bool) {
 	b := f.body.Load()
 	if !b.has(block) || (!b.isVerified(block) && f.verify(b, block) != nil) {
 		return chunk.Piece{}, false

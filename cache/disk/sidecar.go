@@ -127,7 +127,7 @@ func parseHeader(b []byte, g chunk.Geometry) (chunk.Object, layout, stamp, error
 //
 //	0   boot     16 bytes, the kernel's boot id
 //	16  inode    u64, of the data file
-//	24  complete u32, 1 when all blocks were present
+//	24  complete u32, 1 when all blocks were present, 2 when they were once
 //	28  crc      u32, CRC32C of the 28 bytes before
 //
 // A damaged stamp is the zero stamp, which fits no boot.
@@ -135,6 +135,7 @@ type stamp struct {
 	boot     [16]byte
 	inode    uint64
 	complete bool
+	whole    bool // complete, or was so once
 }
 
 func (s stamp) append(b []byte) []byte {
@@ -142,8 +143,11 @@ func (s stamp) append(b []byte) []byte {
 	b = append(b, s.boot[:]...)
 	b = binary.LittleEndian.AppendUint64(b, s.inode)
 	var complete uint32
-	if s.complete {
+	switch {
+	case s.complete:
 		complete = 1
+	case s.whole:
+		complete = 2
 	}
 	b = binary.LittleEndian.AppendUint32(b, complete)
 	return binary.LittleEndian.AppendUint32(b, chunk.Checksum(b[start:]))
@@ -156,6 +160,7 @@ func parseStamp(b []byte) stamp {
 	s := stamp{
 		inode:    binary.LittleEndian.Uint64(b[16:]),
 		complete: binary.LittleEndian.Uint32(b[24:]) == 1,
+		whole:    binary.LittleEndian.Uint32(b[24:]) != 0,
 	}
 	copy(s.boot[:], b)
 	return s

@@ -20,12 +20,14 @@ const (
 	RejectQuota                 // EDQUOT
 	RejectIO                    // any other failure of a system call
 	RejectDown                  // the disk failed too often and is left alone
+	RejectPolicy                // its dataset is not to be kept
+	RejectDataset               // the quota of its dataset is used up
 	RejectZeroSum               // the block's CRC is 0, which in a sidecar means "none"; one block in 2^32
 	NumRejects
 )
 
 func (r Reject) String() string {
-	return [...]string{"budget", "floor", "inodes", "no-space", "quota", "io", "down", "zero-sum"}[r]
+	return [...]string{"budget", "floor", "inodes", "no-space", "quota", "io", "down", "policy", "dataset-quota", "zero-sum"}[r]
 }
 
 // Loss says why something that was on the disk is treated as absent.
@@ -59,7 +61,13 @@ type Stats struct {
 	VerifiedBytes  atomic.Int64 // read and checked, for ReadAt, Lend and Suspect
 	EvictedObjects atomic.Int64
 	EvictedBytes   atomic.Int64
+	PunchedBlocks  atomic.Int64 // copies given back one by one, their object staying
 	Walks          atomic.Int64 // of the whole directory, to count or to evict
+	ScrubbedBytes  atomic.Int64 // read and checked by Scrub
+	ScrubDamaged   atomic.Int64 // blocks that Scrub dropped
+	ScrubRounds    atomic.Int64 // times that Scrub has been through everything
+	ScrubPauses    atomic.Int64 // seconds that it rested, for the disk was busy or failing
+	Hung           atomic.Int64 // calls that did not come back in time
 	TooManyOpen    atomic.Int64 // objects refused for want of descriptors
 }
 
@@ -88,6 +96,8 @@ var plainRejects = [NumRejects]*RejectError{
 	RejectFloor:   {Reason: RejectFloor},
 	RejectInodes:  {Reason: RejectInodes},
 	RejectDown:    {Reason: RejectDown},
+	RejectPolicy:  {Reason: RejectPolicy},
+	RejectDataset: {Reason: RejectDataset},
 	RejectZeroSum: {Reason: RejectZeroSum},
 }
 

@@ -68,15 +68,15 @@ func onDisk(t testing.TB, d *Dir) (used int64) {
 // checkLedger compares the accounting with the disk, when nothing is at work.
 func checkLedger(t testing.TB, d *Dir) {
 	t.Helper()
-	var sum int64
+	var sum use
 	for _, n := range d.ledger.byPrefix {
-		sum += n
+		sum = sum.plus(n)
 	}
-	if got, want := d.ledger.sum, onDisk(t, d); got != want || sum != got {
-		t.Errorf("ledger says %d bytes (%d by prefix), the disk %d", got, sum, want)
+	if got, want := d.ledger.sum, onDisk(t, d); got.used != want || sum != got || got.copies < 0 || got.copies > want {
+		t.Errorf("ledger says %+v bytes (%+v by prefix), the disk %d", got, sum, want)
 	}
-	if d.ledger.reserved != 0 {
-		t.Errorf("%d bytes are still reserved", d.ledger.reserved)
+	if d.ledger.reserved != (use{}) {
+		t.Errorf("%+v bytes are still reserved", d.ledger.reserved)
 	}
 }
 

@@ -35,6 +35,8 @@ type FSFile interface {
 	StatAt(name string) (FileStat, error)
 	// Names returns up to n further names of a directory, and io.EOF at the end.
 	Names(n int) ([]string, error)
+	// Punch gives the space of n bytes back to the file system; they read as zeros.
+	Punch(off, n int64) error
 	// OS returns the file for system calls that the kernel carries out by itself
 	// (sendfile, passthrough).
 	OS() *os.File
@@ -121,6 +123,12 @@ func (o osFile) Truncate(size int64) error                { return o.f.Truncate(
 func (o osFile) Chmod(mode fs.FileMode) error             { return o.f.Chmod(mode) }
 func (o osFile) Names(n int) ([]string, error)            { return o.f.Readdirnames(n) }
 func (o osFile) OS() *os.File                             { return o.f }
+
+func (o osFile) Punch(off, n int64) error {
+	return o.control("punch hole", func(fd int) error {
+		return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
+	})
+}
 
 func (o osFile) SetTimes(mtime time.Time) error {
 	ts := [2]unix.Timespec{{Nsec: unix.UTIME_OMIT}, unix.NsecToTimespec(mtime.UnixNano())}

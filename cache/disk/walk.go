@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -20,7 +19,7 @@ import (
 // sel if that is not nil. It sweeps up what a kill left half made. Memory is
 // bounded by the objects of one prefix. A prefix that cannot be read keeps its old
 // figure; an object that cannot be looked at counts nothing. Neither stops the walk.
-func (d *Dir) walk(ctx context.Context, sel *evict.Selection) error {
+func (d *Dir) walk(ctx context.Context, sel *selections) error {
 	d.walks.Lock()
 	defer d.walks.Unlock()
 	d.stats.Walks.Add(1)
@@ -39,9 +38,9 @@ func (d *Dir) walk(ctx context.Context, sel *evict.Selection) error {
 	return failed
 }
 
-func (d *Dir) walkPrefix(ctx context.Context, p int, sel *evict.Selection) error {
+func (d *Dir) walkPrefix(ctx context.Context, p int, sel *selections) error {
 	d.ledger.beginCount(p)
-	seen := make(map[chunk.ObjectID]int64)
+	seen := make(map[chunk.ObjectID]use)
 	err := d.eachName(ctx, p, func(dir FSFile, name string) error {
 		id, kind, ok := parseName(name)
 		switch {
@@ -66,60 +65,65 @@ func (d *Dir) walkPrefix(ctx context.Context, p int, sel *evict.Selection) error
 }
 
 // visit counts one object and offers it for eviction.
-func (d *Dir) visit(id chunk.ObjectID, seen map[chunk.ObjectID]int64, sel *evict.Selection) error {
-	c := evict.Candidate{ID: id, Class: evict.Copy}
-	mode, err := d.measure(&c)
+func (d *Dir) visit(id chunk.ObjectID, seen map[chunk.ObjectID]use, sel *selections) error {
+	m := measured{Candidate: evict.Candidate{ID: id}}
+	err := d.measure(&m)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	seen[id] = c.Bytes
-	if mode == modeOwned {
-		c.Class = evict.Owned
-	}
+	seen[id] = m.use
 	if sel != nil {
-		sel.Offer(c)
+		d.offer(m, sel)
 	}
 	return nil
+}
+
+// measured is what a walk found out about one object.
+type measured struct {
+	evict.Candidate
+	use  use
+	mode fs.FileMode
 }
 
 // measure finds out what an object takes and when it was used. Of an object that is
 // open it takes what the ledger was told last: later changes are booked as differences
 // from that, whatever a write that is under way has allocated already.
-func (d *Dir) measure(c *evict.Candidate) (mode fs.FileMode, err error) {
+func (d *Dir) measure(m *measured) error {
 	for {
 		// First the disk, then the handle: whoever wrote and closed in between has
 		// told the ledger, which remembers it until the count of the prefix ends.
-		meta, err := d.fs.Stat(d.metaPath(c.ID))
+		meta, err := d.fs.Stat(d.metaPath(m.ID))
 		if err != nil {
-			return 0, err
+			return err
 		}
-		data, err := d.fs.Stat(d.dataPath(c.ID))
+		data, err := d.fs.Stat(d.dataPath(m.ID))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return 0, err
+			return err
 		}
-		c.Bytes, c.LastUse = meta.Used+data.Used, meta.ModTime
+		m.LastUse, m.mode = meta.ModTime, meta.Mode
 		d.mu.Lock()
-		f := d.open[c.ID]
+		f := d.open[m.ID]
 		if f != nil {
-			c.InUse = f.refs > 0
-			c.LastUse = max(c.LastUse, f.lastUse.Load())
+			m.InUse = f.refs > 0
+			m.LastUse = max(m.LastUse, f.lastUse.Load())
 		}
 		d.mu.Unlock()
 		if f == nil {
-			return meta.Mode, nil
+			m.use, err = d.useFromDisk(m.ID, meta, data)
+			return err
 		}
-		if f.measure(c) {
-			return meta.Mode, nil
+		if f.measure(m) {
+			return nil
 		}
 	}
 }
 
 // measure sets what the ledger was told of an open object. It reports false when the
 // handle went out of use, or has nothing on the disk: then the disk is asked again.
-func (f *File) measure(c *evict.Candidate) bool {
+func (f *File) measure(m *measured) bool {
 	f.mu.Lock() // waits for whoever loads, makes or removes it
 	defer f.mu.Unlock()
 	f.d.mu.Lock()
@@ -131,13 +135,17 @@ func (f *File) measure(c *evict.Candidate) bool {
 	b := f.body.Load()
 	if b == nil {
 		// Not loaded yet, or gone. Nobody can change that while mu is held.
-		used, modTime := f.d.usedBy(f.id)
-		c.Bytes = used
-		return modTime != 0
+		meta, err := f.d.fs.Stat(f.d.metaPath(f.id))
+		if err != nil {
+			return false
+		}
+		data, _ := f.d.fs.Stat(f.d.dataPath(f.id))
+		m.use, err = f.d.useFromDisk(f.id, meta, data)
+		return err == nil
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	c.Bytes = b.used
+	m.use = b.use
 	return true
 }
 
@@ -238,66 +246,4 @@ func parseName(name string) (id chunk.ObjectID, kind string, ok bool) {
 	}
 	id, err := chunk.ParseObjectID(name[:i])
 	return id, kind, err == nil && id.String() == name[:i]
-}
-
-// relieve evicts until the pressure is gone or nothing is left that may go. Only
-// Run calls it.
-func (d *Dir) relieve(ctx context.Context) {
-	bytes, files := d.ledger.pressure()
-	for (bytes > 0 || files > 0) && ctx.Err() == nil {
-		if len(d.victims) == 0 && !d.findVictims(ctx) {
-			return
-		}
-		c := d.victims[0]
-		d.victims = d.victims[1:]
-		freed, err := d.evict(c)
-		switch {
-		case err != nil:
-			d.log.Error("evict", "object", c.ID, "err", err)
-		case freed >= 0:
-			d.walkAfter = time.Time{}
-			bytes -= freed
-			files -= 2
-		}
-	}
-}
-
-// findVictims fills d.victims by a walk. While walks find nothing that can go, they
-// rest most of the time.
-func (d *Dir) findVictims(ctx context.Context) bool {
-	start := time.Now()
-	if start.Before(d.walkAfter) {
-		return false
-	}
-	sel := evict.NewSelection(maxSpareVictims)
-	if err := d.walk(ctx, sel); err != nil && ctx.Err() == nil {
-		d.log.Error("look for something to evict", "err", err)
-	}
-	d.victims = sel.Victims()
-	d.walkAfter = time.Now().Add(max(minWalkRest, walkRestMultiple*time.Since(start)))
-	return len(d.victims) > 0
-}
-
-// evict unlinks one object, whole. It returns what that freed, or -1 when the object
-// is in use, was used since it was chosen, or is gone.
-func (d *Dir) evict(c evict.Candidate) (int64, error) {
-	f, ok := d.claim(c.ID)
-	if !ok {
-		return -1, nil
-	}
-	defer f.unclaim()
-	if f.lastUse.Load() > c.LastUse {
-		return -1, nil
-	}
-	used, modTime := d.usedBy(c.ID)
-	if modTime == 0 || modTime > c.LastUse {
-		return -1, nil
-	}
-	if err := d.removeFiles(c.ID, false); err != nil {
-		return -1, err
-	}
-	d.stats.EvictedObjects.Add(1)
-	d.stats.EvictedBytes.Add(used)
-	d.log.Debug("evicted", "object", c.ID, "bytes", used)
-	return used, nil
 }

@@ -1,9 +1,14 @@
-// Package evict decides which objects a full cache drops first.
+// Package evict decides what a full cache keeps: what an object is worth
+// ([Table.Judge]), what may make room for it ([Displaces]), and which of those go
+// first ([Selection]).
 //
 // It is pure: state in, decision out, no I/O and no clock. It promises that an
-// object in use is never chosen and that memory stays bounded however many
-// objects are offered. Measuring, unlinking and the question whether anything must go at
-// all are left to the tiers.
+// object in use is never chosen, that memory stays bounded however many
+// objects are offered, and that what is kept under [Epoch] stays kept, which no policy can
+// better: when everything is read once in each round, the hits of a round are at most
+// what was held at its beginning, and never evicting attains that. Measuring, unlinking and
+// the question whether anything must go at all are left to the tiers; which
+// datasets are in use to the node.
 //
 // The package is a part of package cache.
 package evict
@@ -14,21 +19,11 @@ import (
 	"github.com/shardwell/shardwell/internal/chunk"
 )
 
-// Class ranks objects: all of a lower class go before any of a higher one. More
-// classes (datasets that nobody mounts, pins) fit between by their number.
-type Class uint8
-
-// The classes, in the order in which they go.
-const (
-	Copy  Class = 10 // this node does not own it: its owner has it as well
-	Owned Class = 20
-	Never Class = 255
-)
-
 // Candidate is one object on a disk or in memory.
 type Candidate struct {
 	ID      chunk.ObjectID
 	Class   Class
+	Rank    int64 // within the class, lowest first: what [Table.Judge] says
 	LastUse int64 // nanoseconds since 1970
 	Bytes   int64 // that go free
 	InUse   bool
@@ -39,6 +34,9 @@ type Candidate struct {
 func (a Candidate) before(b Candidate) bool {
 	if a.Class != b.Class {
 		return a.Class < b.Class
+	}
+	if a.Rank != b.Rank {
+		return a.Rank < b.Rank
 	}
 	if a.LastUse != b.LastUse {
 		return a.LastUse < b.LastUse
@@ -61,7 +59,7 @@ func NewSelection(limit int) *Selection {
 // Offer considers one candidate.
 func (s *Selection) Offer(c Candidate) {
 	switch {
-	case c.InUse || c.Class == Never || c.Bytes < 0:
+	case c.InUse || c.Bytes < 0:
 	case len(s.heap) < s.limit:
 		s.heap = append(s.heap, c)
 		s.up(len(s.heap) - 1)

@@ -7,6 +7,16 @@ import (
 	"time"
 )
 
+func compare(a, b Candidate) int {
+	switch {
+	case a.before(b):
+		return -1
+	case b.before(a):
+		return 1
+	}
+	return 0
+}
+
 // TestAgainstSorting compares random streams with sorting them whole.
 func TestAgainstSorting(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
@@ -18,33 +28,26 @@ func TestAgainstSorting(t *testing.T) {
 		var want []Candidate
 		for range rng.IntN(60) {
 			c := Candidate{
-				Class:   []Class{Copy, Owned, Never}[rng.IntN(3)],
+				Class:   []Class{Copy, Idle, Recent}[rng.IntN(3)],
+				Rank:    int64(rng.IntN(3)),
 				LastUse: int64(rng.IntN(10)),
 				Bytes:   int64(rng.IntN(100)),
 				InUse:   rng.IntN(4) == 0,
 			}
 			c.ID[0], c.ID[15] = byte(rng.Uint32()), byte(rng.Uint32())
 			s.Offer(c)
-			if !c.InUse && c.Class != Never {
+			if !c.InUse {
 				want = append(want, c)
 			}
 		}
-		slices.SortStableFunc(want, func(a, b Candidate) int {
-			if a.before(b) {
-				return -1
-			}
-			if b.before(a) {
-				return 1
-			}
-			return 0
-		})
+		slices.SortStableFunc(want, compare)
 		want = want[:min(limit, len(want))]
 		got := s.Victims()
 		if len(got) != len(want) {
 			t.Fatalf("%d victims, want %d", len(got), len(want))
 		}
 		for i := range got {
-			if got[i].before(want[i]) || want[i].before(got[i]) {
+			if compare(got[i], want[i]) != 0 {
 				t.Fatalf("victim %d is %+v, want %+v", i, got[i], want[i])
 			}
 		}
@@ -57,12 +60,13 @@ func TestAgainstSorting(t *testing.T) {
 func TestOrder(t *testing.T) {
 	s := NewSelection(10)
 	for _, c := range []Candidate{
-		{Class: Owned, LastUse: 1, Bytes: 1},
+		{Class: Idle, Rank: 2, LastUse: 1, Bytes: 1},
 		{Class: Copy, LastUse: 9, Bytes: 2},
 		{Class: Copy, LastUse: 5, Bytes: 3},
 		{Class: Copy, LastUse: 0, Bytes: 4, InUse: true},
-		{Class: Never, LastUse: 0, Bytes: 5},
-		{Class: Owned, LastUse: 0, Bytes: 6},
+		{Class: Recent, LastUse: 0, Bytes: 5},
+		{Class: Idle, Rank: 1, LastUse: 7, Bytes: 6},
+		{Class: Stale, LastUse: 99, Bytes: 7},
 	} {
 		s.Offer(c)
 	}
@@ -70,7 +74,7 @@ func TestOrder(t *testing.T) {
 	for _, c := range s.Victims() {
 		order = append(order, c.Bytes)
 	}
-	if !slices.Equal(order, []int64{3, 2, 6, 1}) {
+	if !slices.Equal(order, []int64{7, 3, 2, 6, 1, 5}) {
 		t.Errorf("order %v", order)
 	}
 }

@@ -42,6 +42,11 @@ type Config struct {
 	// the origin. It is told the query's Hops. nil: there are none.
 	Peers objstore.Names
 
+	// Replaced, unless nil, is told which versions of a bucket's objects are current no
+	// more, by an answer of the origin that differs from the one before. Of what was forgotten
+	// nothing is told. It must not block.
+	Replaced func(b objstore.Bucket, old []objstore.Info)
+
 	MemoryBytes int64         // of cached answers
 	QueryBudget time.Duration // how long a caller waits for an answer, whoever is asked, retries included
 	Logger      *slog.Logger
@@ -367,6 +372,7 @@ func (c *Cache) askOrigin(ctx context.Context, qu question) (*answer, error) {
 		c.cfg.Logger.Warn("no answer about names", "op", qu.op(), "bucket", qu.bucket.Name, "name", qu.name, "error", err)
 		return nil, err
 	}
+	c.compare(a)
 	c.keep(a)
 	return a, nil
 }

@@ -74,7 +74,7 @@ store, and serves the bucket's own objects, unchanged, through a file system.
 	})
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(newDemo(s), newNode(s), newMount(s), newUmount(s), newLs(s), newGet(s), newRefresh(s), newStatus(s),
-		newVerify(s), newConfig(s), newVersion(s), newCompletion(s))
+		newVerify(s), newDrain(s), newConfig(s), newVersion(s), newCompletion(s))
 	return root
 }
 

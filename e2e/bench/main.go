@@ -55,11 +55,23 @@ var groups = []struct {
 	{"names", (*bench).names},
 	{"million", (*bench).million},
 	{"readers", (*bench).readers},
+	{"epochs", (*bench).epochs},
+	{"diskfaults", (*bench).diskFaults},
+	{"restart", (*bench).restart},
+	{"verify", (*bench).verify},
+	{"openfiles", (*bench).openfiles},
 }
 
 func main() {
 	if len(os.Args) == 4 && os.Args[1] == bareCommand {
 		if err := serveBare(os.Args[2], os.Args[3]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	if len(os.Args) == 5 && os.Args[1] == faultyCommand {
+		if err := serveFaulty(os.Args[2], os.Args[3], os.Args[4]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}

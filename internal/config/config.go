@@ -55,6 +55,14 @@ type Config struct {
 	Memory Bytes `name:"memory" scope:"node"`
 	// Bytes that are always left free on the file system of a cache directory.
 	MinFree Bytes `name:"min-free" scope:"node"`
+	// Part of each cache directory that is kept for data passing through to other nodes. Default (0): 5 % of its size, 1/64 of directories below 320Gi.
+	Transit Bytes `name:"transit" scope:"node"`
+	// Bytes a second at which each node hands on what it does not own any more, after the cluster has changed.
+	MoveRate Bytes `name:"move-rate" scope:"node"`
+	// How long one call to the disk of a cache directory may take before reads go elsewhere.
+	DiskTimeout Duration `name:"disk-timeout" scope:"node"`
+	// Bytes a second at which cached data is read and checked in the background, when the disk is not busy. 0: never.
+	ScrubRate Bytes `name:"scrub-rate" scope:"node"`
 	// How long a member that stopped keeps its share of the data.
 	RestartGrace Duration `name:"restart-grace" scope:"node"`
 	// Address and port of metrics and health checks, or "off".
@@ -95,6 +103,10 @@ type Config struct {
 	// How long a read is tried again while the origin fails, before it ends with an error.
 	OriginTimeout Duration `name:"origin-timeout" scope:"node,origin"`
 
+	// How a dataset is kept: epoch (what is cached stays while it is mounted), lru (the least recently used goes first) or none (nothing is kept on disk).
+	CachePolicy string `name:"cache-policy" scope:"node,mount"`
+	// Most bytes of a dataset that the caches of the whole cluster keep. 0: no limit.
+	Quota Bytes `name:"quota" scope:"node,mount"`
 	// How old an answer about a name may be: ttl=DURATION, open (asked at each open) or immutable (never asked again).
 	Consistency Consistency `name:"consistency" scope:"node,mount"`
 	// Owner of the files of a mount. Default (-1): the user who mounts.
@@ -121,6 +133,9 @@ func Default() Config {
 		BlockSize:         chunk.DefaultBlockBytes,
 		PlaceWhole:        1 << 30,
 		MinFree:           256 << 20,
+		MoveRate:          64 << 20,
+		DiskTimeout:       Duration(3 * time.Second),
+		ScrubRate:         16 << 20,
 		RestartGrace:      Duration(5 * time.Minute),
 		MetricsBind:       "127.0.0.1:9400",
 		ControlSocket:     "/run/shardwell/control.sock",
@@ -135,6 +150,7 @@ func Default() Config {
 		FileMode:          0o444,
 		DirMode:           0o555,
 		VerifyReads:       "auto",
+		CachePolicy:       "epoch",
 	}
 }
 

@@ -199,6 +199,9 @@ func checkMount(c Config) *problem {
 			return &problem{[]string{i.name}, fmt.Sprintf("%d is no user or group", i.value), "give its number, or -1 for the one who mounts"}
 		}
 	}
+	if !slices.Contains([]string{"epoch", "lru", "none"}, c.CachePolicy) {
+		return &problem{[]string{"cache-policy"}, fmt.Sprintf("%q is no way to keep a dataset", c.CachePolicy), "use epoch, lru or none"}
+	}
 	if !slices.Contains([]string{"auto", "always"}, c.VerifyReads) {
 		return &problem{[]string{"verify-reads"}, fmt.Sprintf("%q is no way to verify reads", c.VerifyReads), "use auto or always"}
 	}

@@ -14,6 +14,8 @@ const (
 	OpList    Operation = "ls"
 	OpRead    Operation = "get"
 	OpVersion Operation = "version"
+	OpPin     Operation = "pin"
+	OpDrain   Operation = "drain"
 )
 
 // ErrRefused says that a caller may not do what it asked for.

@@ -158,6 +158,37 @@ func (c *Client) Read(ctx context.Context, req ReadRequest, begin func(Entry) er
 	}
 }
 
+// Pin is [Node.Pin].
+func (c *Client) Pin(ctx context.Context, uri string, ttl time.Duration) (objects, bytes int64, err error) {
+	reply, err := c.rpc.Pin(ctx, &controlpb.PinRequest{Uri: uri, TtlNs: int64(ttl)})
+	if err != nil {
+		return 0, 0, fromWire(err)
+	}
+	return reply.GetObjects(), reply.GetBytes(), nil
+}
+
+// Drain is [Node.Drain].
+func (c *Client) Drain(ctx context.Context, tell func(DrainProgress) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // ends the stream when tell fails
+	stream, err := c.rpc.Drain(ctx, &controlpb.DrainRequest{})
+	if err != nil {
+		return fromWire(err)
+	}
+	for {
+		reply, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fromWire(err)
+		}
+		if err := tell(DrainProgress{DoneBytes: reply.GetDoneBytes(), TotalBytes: reply.GetTotalBytes(), FailedBytes: reply.GetFailedBytes()}); err != nil {
+			return err
+		}
+	}
+}
+
 // Version tells what answers.
 func (c *Client) Version(ctx context.Context) (Version, error) {
 	reply, err := c.rpc.Version(ctx, &controlpb.VersionRequest{})

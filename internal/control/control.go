@@ -33,6 +33,19 @@ type Node interface {
 	// order: one version of one object, checked. An error of either ends it and is
 	// returned. What write is given is only lent.
 	Read(ctx context.Context, req ReadRequest, begin func(Entry) error, write func([]byte) error) error
+	// Pin protects what lies under a URI in all caches of the cluster for ttl, and returns
+	// how much that is; an error tells the figure when it cannot fit. A ttl of 0 takes
+	// the pin back.
+	Pin(ctx context.Context, uri string, ttl time.Duration) (objects, bytes int64, err error)
+	// Drain hands on what the node owns and ends it. It calls tell now and then; an
+	// error of tell ends it and is returned.
+	Drain(ctx context.Context, tell func(DrainProgress) error) error
+}
+
+// DrainProgress is how far a drain is, in bytes.
+type DrainProgress struct {
+	DoneBytes, TotalBytes int64
+	FailedBytes           int64 // that no owner took: the origin has them
 }
 
 // MountRequest asks for a mount.

@@ -44,6 +44,15 @@ func (f *fakeNode) Mount(ctx context.Context, req MountRequest) (MountReply, err
 func (f *fakeNode) Umount(context.Context, string) error         { return f.err }
 func (f *fakeNode) Status(context.Context) (Status, error)       { return f.status, f.err }
 func (f *fakeNode) Refresh(context.Context, string) (int, error) { return 42, f.err }
+func (f *fakeNode) Pin(_ context.Context, _ string, ttl time.Duration) (int64, int64, error) {
+	return 2, int64(ttl), f.err
+}
+func (f *fakeNode) Drain(_ context.Context, tell func(DrainProgress) error) error {
+	if err := tell(DrainProgress{DoneBytes: 1, TotalBytes: 3, FailedBytes: 2}); err != nil {
+		return err
+	}
+	return f.err
+}
 func (f *fakeNode) List(_ context.Context, _ ListRequest, yield func(Entry) error) error {
 	for _, e := range f.entries {
 		f.yielded++

@@ -181,6 +181,30 @@ func (h *handlers) Read(in *controlpb.ReadRequest, out grpc.ServerStreamingServe
 		func(p []byte) error { return out.Send(&controlpb.ReadReply{Data: p}) }))
 }
 
+func (h *handlers) Pin(ctx context.Context, in *controlpb.PinRequest) (*controlpb.PinReply, error) {
+	if _, err := h.admit(ctx, OpPin, in.GetUri()); err != nil {
+		return nil, err
+	}
+	if in.GetTtlNs() < 0 {
+		return nil, toWire(&classed{text: "a pin cannot last for a negative time", class: ErrUsage})
+	}
+	objects, bytes, err := h.server.node.Pin(ctx, in.GetUri(), time.Duration(in.GetTtlNs()))
+	if err != nil {
+		return nil, toWire(err)
+	}
+	return &controlpb.PinReply{Objects: objects, Bytes: bytes}, nil
+}
+
+func (h *handlers) Drain(_ *controlpb.DrainRequest, out grpc.ServerStreamingServer[controlpb.DrainReply]) error {
+	if _, err := h.admit(out.Context(), OpDrain, ""); err != nil {
+		return err
+	}
+	err := h.server.node.Drain(out.Context(), func(p DrainProgress) error {
+		return out.Send(&controlpb.DrainReply{DoneBytes: p.DoneBytes, TotalBytes: p.TotalBytes, FailedBytes: p.FailedBytes})
+	})
+	return toWire(err)
+}
+
 func (h *handlers) Version(ctx context.Context, _ *controlpb.VersionRequest) (*controlpb.VersionReply, error) {
 	if _, err := h.admit(ctx, OpVersion, ""); err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -29,9 +30,10 @@ const sessionsName = "sessions"
 // chosen by its identity, so that each is found without a search. No directories are
 // a tier as well: one that holds nothing.
 type disks struct {
-	log   *slog.Logger
-	dirs  []*disk.Dir
-	seeds []uint64 // of the dirs, by their ids: placement survives a change of their order or paths
+	log       *slog.Logger
+	dirs      []*disk.Dir
+	scrubRate int64    // bytes a second of each
+	seeds     []uint64 // of the dirs, by their ids: placement survives a change of their order or paths
 
 	mu       sync.Mutex
 	sessions string // directory for the state of mounts, "" before the first
@@ -40,8 +42,8 @@ type disks struct {
 var errNoDisk = errors.New("this node has no cache directory")
 
 // openDisks opens the directories of cfg.
-func openDisks(cfg config.Config, log *slog.Logger) (*disks, error) {
-	d := &disks{log: log}
+func openDisks(cfg config.Config, keep disk.Policy, log *slog.Logger) (*disks, error) {
+	d := &disks{log: log, scrubRate: int64(cfg.ScrubRate)}
 	for _, c := range cfg.CacheDirs {
 		verify := disk.VerifyAuto
 		if cfg.VerifyReads == "always" {
@@ -49,7 +51,8 @@ func openDisks(cfg config.Config, log *slog.Logger) (*disks, error) {
 		}
 		dir, err := disk.Open(disk.Config{
 			Path: c.Path, Geometry: cfg.Geometry(), BudgetBytes: int64(c.Budget),
-			FloorBytes: int64(cfg.MinFree), FloorInodes: floorInodes, Verify: verify, Logger: log,
+			FloorBytes: int64(cfg.MinFree), FloorInodes: floorInodes,
+			TransitBytes: int64(cfg.Transit), Policy: keep, CallTimeout: time.Duration(cfg.DiskTimeout), Verify: verify, Logger: log,
 		})
 		if err != nil {
 			d.Close()
@@ -73,6 +76,21 @@ func (d *disks) nodeID() string {
 		return ""
 	}
 	return d.dirs[0].NodeID()
+}
+
+// judged says that worths of datasets have changed.
+func (d *disks) judged() {
+	for _, dir := range d.dirs {
+		dir.Judged()
+	}
+}
+
+// path returns the path of a file in the first directory, "" without one.
+func (d *disks) path(name string) string {
+	if len(d.dirs) == 0 {
+		return ""
+	}
+	return filepath.Join(d.dirs[0].Path(), name)
 }
 
 // tier returns the directories as the cache wants them.
@@ -122,6 +140,11 @@ func (d *disks) Run(ctx context.Context) error {
 	group, run := errgroup.WithContext(ctx)
 	for _, dir := range d.dirs {
 		group.Go(func() error { return part(run, dir.Path(), dir.Run) })
+		if d.scrubRate > 0 {
+			group.Go(func() error {
+				return part(run, dir.Path(), func(ctx context.Context) error { return dir.Scrub(ctx, d.scrubRate) })
+			})
+		}
 	}
 	if err := group.Wait(); err != nil {
 		return err

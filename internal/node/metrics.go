@@ -31,6 +31,8 @@ var (
 	cacheBytes      = desc("cache_bytes", "Bytes held, by class: disk or memory.", "class")
 	rejected        = desc("cache_admissions_rejected_total", "Blocks that a cache directory did not take, by reason.", "reason")
 	evictedBytes    = desc("cache_evicted_bytes_total", "Bytes that cache directories gave up for others.")
+	scrubbed        = desc("scrubbed_bytes_total", "Bytes of cache directories that were read and checked in the background.")
+	diskHangs       = desc("disk_hangs_total", "Calls to a cache directory's disk that did not come back in time.", "path")
 	corrupt         = desc("corrupt_blocks_total", "Blocks whose checksum did not fit, by where that was found.", "where")
 	retries         = desc("fetch_retries_total", "Fetches of blocks that were tried again.")
 	failures        = desc("fetch_failures_total", "Fetches of blocks that ended in an error.")
@@ -110,7 +112,7 @@ func (c collector) peers(m sender) {
 func (c collector) disks(m sender) {
 	var sum int64
 	var reasons [disk.NumRejects]int64
-	var evicted, damaged int64
+	var evicted, damaged, checked int64
 	for _, d := range c.n.disks.dirs {
 		used, budget := d.Usage()
 		sum += used
@@ -124,10 +126,13 @@ func (c collector) disks(m sender) {
 			reasons[r] += s.Rejected[r].Load()
 		}
 		evicted += s.EvictedBytes.Load()
+		checked += s.ScrubbedBytes.Load()
+		m.count(diskHangs, s.Hung.Load(), d.Path())
 		damaged += s.Lost[disk.LossChecksum].Load()
 	}
 	m.gauge(cacheBytes, sum, "disk")
 	m.count(evictedBytes, evicted)
+	m.count(scrubbed, checked)
 	m.count(corrupt, damaged, "disk")
 	for r, v := range reasons {
 		m.count(rejected, v, disk.Reject(r).String())

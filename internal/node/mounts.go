@@ -225,13 +225,20 @@ func (m *mount) sameData(o *mount) bool { return m.bucket == o.bucket && m.prefi
 func (m *mount) sameOptions(o *mount) bool {
 	a, b := m.options, o.options
 	return sameRights(s3Config(a, "", nil), s3Config(b, "", nil)) && a.UID == b.UID && a.GID == b.GID && a.FileMode == b.FileMode && a.DirMode == b.DirMode &&
-		a.AllowOther == b.AllowOther && a.Consistency == b.Consistency && a.VerifyReads == b.VerifyReads
+		a.AllowOther == b.AllowOther && a.Consistency == b.Consistency && a.VerifyReads == b.VerifyReads &&
+		a.CachePolicy == b.CachePolicy && a.Quota == b.Quota
 }
 
 // open makes the session of a mount and serves it. It leaves nothing behind when it fails.
 func (n *Node) open(ctx context.Context, m *mount, dir string) (err error) {
-	if m.release, err = n.origins.admit(m.options, m.bucket); err != nil {
+	admitted, err := n.origins.admit(m.options, m.bucket)
+	if err != nil {
 		return err
+	}
+	end := n.use(ctx, m)
+	m.release = func() {
+		end()
+		admitted()
 	}
 	state, err := n.disks.sessionDir()
 	if err != nil {

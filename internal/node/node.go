@@ -55,6 +55,11 @@ type Node struct {
 	watch   *watch // metrics and health
 	usage   usage
 
+	policy  *policy       // what this node owns and what that is worth
+	uses    *datasets     // how datasets are used, here and elsewhere
+	left    chan struct{} // closed when the node was drained and is to end
+	leaving sync.Once
+
 	requests *requests
 	closing  sync.Once
 }
@@ -70,7 +75,7 @@ func New(cfg config.Config, log *slog.Logger) (_ *Node, err error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	n := &Node{cfg: cfg, log: log, geometry: cfg.Geometry(), requests: newRequests()}
+	n := &Node{cfg: cfg, log: log, geometry: cfg.Geometry(), requests: newRequests(), left: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			n.Close()
@@ -81,14 +86,18 @@ func New(cfg config.Config, log *slog.Logger) (_ *Node, err error) {
 			return nil, fmt.Errorf("name of this node: %w: give --name", err)
 		}
 	}
-	if n.disks, err = openDisks(cfg, log); err != nil {
+	n.policy = &policy{geometry: n.geometry, placeWhole: int64(cfg.PlaceWhole)}
+	if n.disks, err = openDisks(cfg, n.policy, log); err != nil {
 		return nil, err
 	}
+	n.uses = newDatasets(log, n.disks.path(datasetsName), n.disks.judged)
+	n.policy.datasets = n.uses
 	if n.id = n.disks.nodeID(); n.id == "" {
 		var random [8]byte
 		_, _ = rand.Read(random[:]) // never fails
 		n.id = hex.EncodeToString(random[:])
 	}
+	n.policy.self = n.id
 	if err := n.takeMemory(); err != nil {
 		return nil, err
 	}
@@ -108,7 +117,7 @@ func New(cfg config.Config, log *slog.Logger) (_ *Node, err error) {
 
 // joinLayers makes the read path and the names on top of disks, cluster and origins.
 func (n *Node) joinLayers() (err error) {
-	n.names, err = meta.New(meta.Config{Peers: n.cluster.peers, Origins: n.origins, QueryBudget: time.Duration(n.cfg.OriginTimeout), Logger: n.log})
+	n.names, err = meta.New(meta.Config{Peers: n.cluster.peers, Origins: n.origins, Replaced: n.replaced, QueryBudget: time.Duration(n.cfg.OriginTimeout), Logger: n.log})
 	if err != nil {
 		return fmt.Errorf("names: %w", err)
 	}
@@ -136,6 +145,8 @@ func (n *Node) joinLayers() (err error) {
 // returns nil then, and the error of the part that failed otherwise.
 func (n *Node) Run(ctx context.Context) error {
 	defer n.Close()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
 	group, run := errgroup.WithContext(ctx)
 	rest := context.WithoutCancel(ctx)
 	forCluster, stopCluster := context.WithCancel(rest)
@@ -150,6 +161,17 @@ func (n *Node) Run(ctx context.Context) error {
 	})
 	group.Go(func() error { return part(forDisks, "cache directories", n.disks.Run) })
 	group.Go(func() error { return part(forDisks, "metrics", n.watch.Run) })
+	group.Go(func() error { return part(forCluster, "uses", n.keepTelling) })
+	group.Go(func() error { return part(forCluster, "moves", n.keepMoving) })
+	group.Go(func() error { return part(forCluster, "quotas", n.keepCounting) })
+	group.Go(func() error {
+		select {
+		case <-n.left: // drained
+			stop()
+		case <-run.Done():
+		}
+		return nil
+	})
 	n.log.Info("node started", "name", n.name, "id", n.id, "peers", n.cluster.addr(), "version", Version)
 	err := group.Wait()
 	if err != nil {

@@ -98,12 +98,12 @@ func (n *Node) together(ctx context.Context, mounts []*mount, st *control.Status
 		casts = append(casts, r.Casts)
 	}
 	st.Broadcasts = broadcasts(casts)
-	st.Datasets = datasets(mounts, here, all)
+	st.Datasets = n.mounted(mounts, here, all)
 	return nil
 }
 
-// datasets sums up what is mounted, by what this node and all nodes hold.
-func datasets(mounts []*mount, here, all []share) []control.Dataset {
+// mounted sums up what is mounted, by what this node and all nodes hold.
+func (n *Node) mounted(mounts []*mount, here, all []share) []control.Dataset {
 	type dataset struct {
 		bucket objstore.Bucket
 		prefix string
@@ -118,12 +118,20 @@ func datasets(mounts []*mount, here, all []share) []control.Dataset {
 			at[dataset{m.bucket, m.prefix}] = i
 			local, _ := under(here, m.bucket, m.prefix)
 			_, owned := under(all, m.bucket, m.prefix)
-			list = append(list, control.Dataset{URI: m.uri, CachedBytes: owned, LocalBytes: local})
+			list = append(list, control.Dataset{URI: m.uri, CachedBytes: owned, LocalBytes: local, PinnedUntil: n.pinnedUntil(m)})
 		}
 		d := &list[i]
 		d.Objects, d.Bytes = max(d.Objects, objects), max(d.Bytes, bytes)
 	}
 	return list
+}
+
+// pinnedUntil tells until when what a mount shows is pinned, nil if it is not.
+func (n *Node) pinnedUntil(m *mount) *time.Time {
+	if until, ok := n.uses.pinnedUntil(m.dataset()); ok {
+		return &until
+	}
+	return nil
 }
 
 // bytes adds up where readers of this node got their bytes.

@@ -123,8 +123,9 @@ func (n *Node) ownedBytes(e disk.Entry, local int64) int64 {
 
 // report is what a member tells the others of itself.
 type report struct {
-	Shares []share `json:"shares"`
-	Casts  []role  `json:"casts"`
+	Shares        []share `json:"shares"`
+	Casts         []role  `json:"casts"`
+	CapacityBytes int64   `json:"capacityBytes"` // for what this node owns
 }
 
 // statusHere is this node's answer to the status question of others.
@@ -133,5 +134,5 @@ func (n *Node) statusHere(ctx context.Context) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return json.Marshal(report{Shares: shares, Casts: n.roles()})
+	return json.Marshal(report{Shares: shares, Casts: n.roles(), CapacityBytes: n.capacityHere()})
 }

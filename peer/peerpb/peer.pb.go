@@ -864,6 +864,380 @@ func (x *StatusReply) GetJson() []byte {
 	return nil
 }
 
+// DatasetUse is what the caller knows of one dataset.
+type DatasetUse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Bucket        *Bucket                `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
+	Prefix        []byte                 `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"`                               // "" or with a slash at its end
+	Policy        string                 `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"`                               // epoch, lru or none
+	QuotaBytes    int64                  `protobuf:"varint,4,opt,name=quota_bytes,json=quotaBytes,proto3" json:"quota_bytes,omitempty"`    // of the cluster, 0: none
+	Used          bool                   `protobuf:"varint,5,opt,name=used,proto3" json:"used,omitempty"`                                  // mounted at the caller
+	PinnedNanos   int64                  `protobuf:"varint,6,opt,name=pinned_nanos,json=pinnedNanos,proto3" json:"pinned_nanos,omitempty"` // for how long it is pinned yet; 0: not, or not any more
+	PinBytes      int64                  `protobuf:"varint,7,opt,name=pin_bytes,json=pinBytes,proto3" json:"pin_bytes,omitempty"`
+	PinVersion    int64                  `protobuf:"varint,8,opt,name=pin_version,json=pinVersion,proto3" json:"pin_version,omitempty"` // the highest counts; 0: no pin was ever made
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DatasetUse) Reset() {
+	*x = DatasetUse{}
+	mi := &file_peer_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DatasetUse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DatasetUse) ProtoMessage() {}
+
+func (x *DatasetUse) ProtoReflect() protoreflect.Message {
+	mi := &file_peer_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DatasetUse.ProtoReflect.Descriptor instead.
+func (*DatasetUse) Descriptor() ([]byte, []int) {
+	return file_peer_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *DatasetUse) GetBucket() *Bucket {
+	if x != nil {
+		return x.Bucket
+	}
+	return nil
+}
+
+func (x *DatasetUse) GetPrefix() []byte {
+	if x != nil {
+		return x.Prefix
+	}
+	return nil
+}
+
+func (x *DatasetUse) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *DatasetUse) GetQuotaBytes() int64 {
+	if x != nil {
+		return x.QuotaBytes
+	}
+	return 0
+}
+
+func (x *DatasetUse) GetUsed() bool {
+	if x != nil {
+		return x.Used
+	}
+	return false
+}
+
+func (x *DatasetUse) GetPinnedNanos() int64 {
+	if x != nil {
+		return x.PinnedNanos
+	}
+	return 0
+}
+
+func (x *DatasetUse) GetPinBytes() int64 {
+	if x != nil {
+		return x.PinBytes
+	}
+	return 0
+}
+
+func (x *DatasetUse) GetPinVersion() int64 {
+	if x != nil {
+		return x.PinVersion
+	}
+	return 0
+}
+
+// UseRequest replaces what the caller said before. It holds for ttl_nanos.
+type UseRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Member        string                 `protobuf:"bytes,1,opt,name=member,proto3" json:"member,omitempty"`
+	Uses          []*DatasetUse          `protobuf:"bytes,2,rep,name=uses,proto3" json:"uses,omitempty"`
+	TtlNanos      int64                  `protobuf:"varint,3,opt,name=ttl_nanos,json=ttlNanos,proto3" json:"ttl_nanos,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UseRequest) Reset() {
+	*x = UseRequest{}
+	mi := &file_peer_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UseRequest) ProtoMessage() {}
+
+func (x *UseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_peer_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UseRequest.ProtoReflect.Descriptor instead.
+func (*UseRequest) Descriptor() ([]byte, []int) {
+	return file_peer_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *UseRequest) GetMember() string {
+	if x != nil {
+		return x.Member
+	}
+	return ""
+}
+
+func (x *UseRequest) GetUses() []*DatasetUse {
+	if x != nil {
+		return x.Uses
+	}
+	return nil
+}
+
+func (x *UseRequest) GetTtlNanos() int64 {
+	if x != nil {
+		return x.TtlNanos
+	}
+	return 0
+}
+
+type UseReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UseReply) Reset() {
+	*x = UseReply{}
+	mi := &file_peer_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UseReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UseReply) ProtoMessage() {}
+
+func (x *UseReply) ProtoReflect() protoreflect.Message {
+	mi := &file_peer_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UseReply.ProtoReflect.Descriptor instead.
+func (*UseReply) Descriptor() ([]byte, []int) {
+	return file_peer_proto_rawDescGZIP(), []int{15}
+}
+
+type TakeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Object        []byte                 `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`         // identity, as in sidecars
+	Chunks        []uint32               `protobuf:"varint,2,rep,packed,name=chunks,proto3" json:"chunks,omitempty"` // numbers of chunks
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakeRequest) Reset() {
+	*x = TakeRequest{}
+	mi := &file_peer_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakeRequest) ProtoMessage() {}
+
+func (x *TakeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_peer_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakeRequest.ProtoReflect.Descriptor instead.
+func (*TakeRequest) Descriptor() ([]byte, []int) {
+	return file_peer_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *TakeRequest) GetObject() []byte {
+	if x != nil {
+		return x.Object
+	}
+	return nil
+}
+
+func (x *TakeRequest) GetChunks() []uint32 {
+	if x != nil {
+		return x.Chunks
+	}
+	return nil
+}
+
+type TakeReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Taken         []uint32               `protobuf:"varint,1,rep,packed,name=taken,proto3" json:"taken,omitempty"` // chunks that the callee holds now
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakeReply) Reset() {
+	*x = TakeReply{}
+	mi := &file_peer_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakeReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakeReply) ProtoMessage() {}
+
+func (x *TakeReply) ProtoReflect() protoreflect.Message {
+	mi := &file_peer_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakeReply.ProtoReflect.Descriptor instead.
+func (*TakeReply) Descriptor() ([]byte, []int) {
+	return file_peer_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *TakeReply) GetTaken() []uint32 {
+	if x != nil {
+		return x.Taken
+	}
+	return nil
+}
+
+type FreeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Objects       [][]byte               `protobuf:"bytes,1,rep,name=objects,proto3" json:"objects,omitempty"` // identities
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FreeRequest) Reset() {
+	*x = FreeRequest{}
+	mi := &file_peer_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FreeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FreeRequest) ProtoMessage() {}
+
+func (x *FreeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_peer_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FreeRequest.ProtoReflect.Descriptor instead.
+func (*FreeRequest) Descriptor() ([]byte, []int) {
+	return file_peer_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *FreeRequest) GetObjects() [][]byte {
+	if x != nil {
+		return x.Objects
+	}
+	return nil
+}
+
+type FreeReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FreeReply) Reset() {
+	*x = FreeReply{}
+	mi := &file_peer_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FreeReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FreeReply) ProtoMessage() {}
+
+func (x *FreeReply) ProtoReflect() protoreflect.Message {
+	mi := &file_peer_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FreeReply.ProtoReflect.Descriptor instead.
+func (*FreeReply) Descriptor() ([]byte, []int) {
+	return file_peer_proto_rawDescGZIP(), []int{19}
+}
+
 var File_peer_proto protoreflect.FileDescriptor
 
 const file_peer_proto_rawDesc = "" +
@@ -933,13 +1307,43 @@ const file_peer_proto_rawDesc = "" +
 	"\tforgotten\x18\x01 \x01(\x04R\tforgotten\"\x0f\n" +
 	"\rStatusRequest\"!\n" +
 	"\vStatusReply\x12\x12\n" +
-	"\x04json\x18\x01 \x01(\fR\x04json2\xff\x02\n" +
+	"\x04json\x18\x01 \x01(\fR\x04json\"\x85\x02\n" +
+	"\n" +
+	"DatasetUse\x121\n" +
+	"\x06bucket\x18\x01 \x01(\v2\x19.shardwell.peer.v1.BucketR\x06bucket\x12\x16\n" +
+	"\x06prefix\x18\x02 \x01(\fR\x06prefix\x12\x16\n" +
+	"\x06policy\x18\x03 \x01(\tR\x06policy\x12\x1f\n" +
+	"\vquota_bytes\x18\x04 \x01(\x03R\n" +
+	"quotaBytes\x12\x12\n" +
+	"\x04used\x18\x05 \x01(\bR\x04used\x12!\n" +
+	"\fpinned_nanos\x18\x06 \x01(\x03R\vpinnedNanos\x12\x1b\n" +
+	"\tpin_bytes\x18\a \x01(\x03R\bpinBytes\x12\x1f\n" +
+	"\vpin_version\x18\b \x01(\x03R\n" +
+	"pinVersion\"t\n" +
+	"\n" +
+	"UseRequest\x12\x16\n" +
+	"\x06member\x18\x01 \x01(\tR\x06member\x121\n" +
+	"\x04uses\x18\x02 \x03(\v2\x1d.shardwell.peer.v1.DatasetUseR\x04uses\x12\x1b\n" +
+	"\tttl_nanos\x18\x03 \x01(\x03R\bttlNanos\"\n" +
+	"\n" +
+	"\bUseReply\"=\n" +
+	"\vTakeRequest\x12\x16\n" +
+	"\x06object\x18\x01 \x01(\fR\x06object\x12\x16\n" +
+	"\x06chunks\x18\x02 \x03(\rR\x06chunks\"!\n" +
+	"\tTakeReply\x12\x14\n" +
+	"\x05taken\x18\x01 \x03(\rR\x05taken\"'\n" +
+	"\vFreeRequest\x12\x18\n" +
+	"\aobjects\x18\x01 \x03(\fR\aobjects\"\v\n" +
+	"\tFreeReply2\xce\x04\n" +
 	"\x04Peer\x12G\n" +
 	"\x05Hello\x12\x1f.shardwell.peer.v1.HelloRequest\x1a\x1d.shardwell.peer.v1.HelloReply\x12D\n" +
 	"\x04Head\x12\x1e.shardwell.peer.v1.HeadRequest\x1a\x1c.shardwell.peer.v1.HeadReply\x12P\n" +
 	"\bListPage\x12\".shardwell.peer.v1.ListPageRequest\x1a .shardwell.peer.v1.ListPageReply\x12J\n" +
 	"\x06Forget\x12 .shardwell.peer.v1.ForgetRequest\x1a\x1e.shardwell.peer.v1.ForgetReply\x12J\n" +
-	"\x06Status\x12 .shardwell.peer.v1.StatusRequest\x1a\x1e.shardwell.peer.v1.StatusReplyB,Z*github.com/shardwell/shardwell/peer/peerpbb\x06proto3"
+	"\x06Status\x12 .shardwell.peer.v1.StatusRequest\x1a\x1e.shardwell.peer.v1.StatusReply\x12A\n" +
+	"\x03Use\x12\x1d.shardwell.peer.v1.UseRequest\x1a\x1b.shardwell.peer.v1.UseReply\x12D\n" +
+	"\x04Take\x12\x1e.shardwell.peer.v1.TakeRequest\x1a\x1c.shardwell.peer.v1.TakeReply\x12D\n" +
+	"\x04Free\x12\x1e.shardwell.peer.v1.FreeRequest\x1a\x1c.shardwell.peer.v1.FreeReplyB,Z*github.com/shardwell/shardwell/peer/peerpbb\x06proto3"
 
 var (
 	file_peer_proto_rawDescOnce sync.Once
@@ -953,7 +1357,7 @@ func file_peer_proto_rawDescGZIP() []byte {
 	return file_peer_proto_rawDescData
 }
 
-var file_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_peer_proto_goTypes = []any{
 	(*HelloRequest)(nil),    // 0: shardwell.peer.v1.HelloRequest
 	(*HelloReply)(nil),      // 1: shardwell.peer.v1.HelloReply
@@ -968,6 +1372,13 @@ var file_peer_proto_goTypes = []any{
 	(*ForgetReply)(nil),     // 10: shardwell.peer.v1.ForgetReply
 	(*StatusRequest)(nil),   // 11: shardwell.peer.v1.StatusRequest
 	(*StatusReply)(nil),     // 12: shardwell.peer.v1.StatusReply
+	(*DatasetUse)(nil),      // 13: shardwell.peer.v1.DatasetUse
+	(*UseRequest)(nil),      // 14: shardwell.peer.v1.UseRequest
+	(*UseReply)(nil),        // 15: shardwell.peer.v1.UseReply
+	(*TakeRequest)(nil),     // 16: shardwell.peer.v1.TakeRequest
+	(*TakeReply)(nil),       // 17: shardwell.peer.v1.TakeReply
+	(*FreeRequest)(nil),     // 18: shardwell.peer.v1.FreeRequest
+	(*FreeReply)(nil),       // 19: shardwell.peer.v1.FreeReply
 }
 var file_peer_proto_depIdxs = []int32{
 	2,  // 0: shardwell.peer.v1.HeadRequest.bucket:type_name -> shardwell.peer.v1.Bucket
@@ -977,21 +1388,29 @@ var file_peer_proto_depIdxs = []int32{
 	3,  // 4: shardwell.peer.v1.ListPageReply.objects:type_name -> shardwell.peer.v1.Info
 	4,  // 5: shardwell.peer.v1.ListPageReply.failure:type_name -> shardwell.peer.v1.Failure
 	2,  // 6: shardwell.peer.v1.ForgetRequest.bucket:type_name -> shardwell.peer.v1.Bucket
-	0,  // 7: shardwell.peer.v1.Peer.Hello:input_type -> shardwell.peer.v1.HelloRequest
-	5,  // 8: shardwell.peer.v1.Peer.Head:input_type -> shardwell.peer.v1.HeadRequest
-	7,  // 9: shardwell.peer.v1.Peer.ListPage:input_type -> shardwell.peer.v1.ListPageRequest
-	9,  // 10: shardwell.peer.v1.Peer.Forget:input_type -> shardwell.peer.v1.ForgetRequest
-	11, // 11: shardwell.peer.v1.Peer.Status:input_type -> shardwell.peer.v1.StatusRequest
-	1,  // 12: shardwell.peer.v1.Peer.Hello:output_type -> shardwell.peer.v1.HelloReply
-	6,  // 13: shardwell.peer.v1.Peer.Head:output_type -> shardwell.peer.v1.HeadReply
-	8,  // 14: shardwell.peer.v1.Peer.ListPage:output_type -> shardwell.peer.v1.ListPageReply
-	10, // 15: shardwell.peer.v1.Peer.Forget:output_type -> shardwell.peer.v1.ForgetReply
-	12, // 16: shardwell.peer.v1.Peer.Status:output_type -> shardwell.peer.v1.StatusReply
-	12, // [12:17] is the sub-list for method output_type
-	7,  // [7:12] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	2,  // 7: shardwell.peer.v1.DatasetUse.bucket:type_name -> shardwell.peer.v1.Bucket
+	13, // 8: shardwell.peer.v1.UseRequest.uses:type_name -> shardwell.peer.v1.DatasetUse
+	0,  // 9: shardwell.peer.v1.Peer.Hello:input_type -> shardwell.peer.v1.HelloRequest
+	5,  // 10: shardwell.peer.v1.Peer.Head:input_type -> shardwell.peer.v1.HeadRequest
+	7,  // 11: shardwell.peer.v1.Peer.ListPage:input_type -> shardwell.peer.v1.ListPageRequest
+	9,  // 12: shardwell.peer.v1.Peer.Forget:input_type -> shardwell.peer.v1.ForgetRequest
+	11, // 13: shardwell.peer.v1.Peer.Status:input_type -> shardwell.peer.v1.StatusRequest
+	14, // 14: shardwell.peer.v1.Peer.Use:input_type -> shardwell.peer.v1.UseRequest
+	16, // 15: shardwell.peer.v1.Peer.Take:input_type -> shardwell.peer.v1.TakeRequest
+	18, // 16: shardwell.peer.v1.Peer.Free:input_type -> shardwell.peer.v1.FreeRequest
+	1,  // 17: shardwell.peer.v1.Peer.Hello:output_type -> shardwell.peer.v1.HelloReply
+	6,  // 18: shardwell.peer.v1.Peer.Head:output_type -> shardwell.peer.v1.HeadReply
+	8,  // 19: shardwell.peer.v1.Peer.ListPage:output_type -> shardwell.peer.v1.ListPageReply
+	10, // 20: shardwell.peer.v1.Peer.Forget:output_type -> shardwell.peer.v1.ForgetReply
+	12, // 21: shardwell.peer.v1.Peer.Status:output_type -> shardwell.peer.v1.StatusReply
+	15, // 22: shardwell.peer.v1.Peer.Use:output_type -> shardwell.peer.v1.UseReply
+	17, // 23: shardwell.peer.v1.Peer.Take:output_type -> shardwell.peer.v1.TakeReply
+	19, // 24: shardwell.peer.v1.Peer.Free:output_type -> shardwell.peer.v1.FreeReply
+	17, // [17:25] is the sub-list for method output_type
+	9,  // [9:17] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_peer_proto_init() }
@@ -1005,7 +1424,7 @@ func file_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_peer_proto_rawDesc), len(file_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

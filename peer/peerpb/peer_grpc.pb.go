@@ -27,6 +27,9 @@ const (
 	Peer_ListPage_FullMethodName = "/shardwell.peer.v1.Peer/ListPage"
 	Peer_Forget_FullMethodName   = "/shardwell.peer.v1.Peer/Forget"
 	Peer_Status_FullMethodName   = "/shardwell.peer.v1.Peer/Status"
+	Peer_Use_FullMethodName      = "/shardwell.peer.v1.Peer/Use"
+	Peer_Take_FullMethodName     = "/shardwell.peer.v1.Peer/Take"
+	Peer_Free_FullMethodName     = "/shardwell.peer.v1.Peer/Free"
 )
 
 // PeerClient is the client API for Peer service.
@@ -43,6 +46,12 @@ type PeerClient interface {
 	Forget(ctx context.Context, in *ForgetRequest, opts ...grpc.CallOption) (*ForgetReply, error)
 	// Status returns the member's own part of the cluster's status.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error)
+	// Use tells which datasets the caller uses, and which pins it knows of.
+	Use(ctx context.Context, in *UseRequest, opts ...grpc.CallOption) (*UseReply, error)
+	// Take asks an owner to fetch chunks which the caller owned before.
+	Take(ctx context.Context, in *TakeRequest, opts ...grpc.CallOption) (*TakeReply, error)
+	// Free says that versions of objects were overwritten.
+	Free(ctx context.Context, in *FreeRequest, opts ...grpc.CallOption) (*FreeReply, error)
 }
 
 type peerClient struct {
@@ -103,6 +112,36 @@ func (c *peerClient) Status(ctx context.Context, in *StatusRequest, opts ...grpc
 	return out, nil
 }
 
+func (c *peerClient) Use(ctx context.Context, in *UseRequest, opts ...grpc.CallOption) (*UseReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UseReply)
+	err := c.cc.Invoke(ctx, Peer_Use_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *peerClient) Take(ctx context.Context, in *TakeRequest, opts ...grpc.CallOption) (*TakeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TakeReply)
+	err := c.cc.Invoke(ctx, Peer_Take_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *peerClient) Free(ctx context.Context, in *FreeRequest, opts ...grpc.CallOption) (*FreeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FreeReply)
+	err := c.cc.Invoke(ctx, Peer_Free_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PeerServer is the server API for Peer service.
 // All implementations must embed UnimplementedPeerServer
 // for forward compatibility.
@@ -117,6 +156,12 @@ type PeerServer interface {
 	Forget(context.Context, *ForgetRequest) (*ForgetReply, error)
 	// Status returns the member's own part of the cluster's status.
 	Status(context.Context, *StatusRequest) (*StatusReply, error)
+	// Use tells which datasets the caller uses, and which pins it knows of.
+	Use(context.Context, *UseRequest) (*UseReply, error)
+	// Take asks an owner to fetch chunks which the caller owned before.
+	Take(context.Context, *TakeRequest) (*TakeReply, error)
+	// Free says that versions of objects were overwritten.
+	Free(context.Context, *FreeRequest) (*FreeReply, error)
 	mustEmbedUnimplementedPeerServer()
 }
 
@@ -141,6 +186,15 @@ func (UnimplementedPeerServer) Forget(context.Context, *ForgetRequest) (*ForgetR
 }
 func (UnimplementedPeerServer) Status(context.Context, *StatusRequest) (*StatusReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
+}
+func (UnimplementedPeerServer) Use(context.Context, *UseRequest) (*UseReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Use not implemented")
+}
+func (UnimplementedPeerServer) Take(context.Context, *TakeRequest) (*TakeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Take not implemented")
+}
+func (UnimplementedPeerServer) Free(context.Context, *FreeRequest) (*FreeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Free not implemented")
 }
 func (UnimplementedPeerServer) mustEmbedUnimplementedPeerServer() {}
 func (UnimplementedPeerServer) testEmbeddedByValue()              {}
@@ -253,6 +307,60 @@ func _Peer_Status_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Peer_Use_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServer).Use(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Peer_Use_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServer).Use(ctx, req.(*UseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Peer_Take_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TakeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServer).Take(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Peer_Take_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServer).Take(ctx, req.(*TakeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Peer_Free_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FreeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServer).Free(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Peer_Free_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServer).Free(ctx, req.(*FreeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Peer_ServiceDesc is the grpc.ServiceDesc for Peer service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -279,6 +387,18 @@ var Peer_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Status",
 			Handler:    _Peer_Status_Handler,
+		},
+		{
+			MethodName: "Use",
+			Handler:    _Peer_Use_Handler,
+		},
+		{
+			MethodName: "Take",
+			Handler:    _Peer_Take_Handler,
+		},
+		{
+			MethodName: "Free",
+			Handler:    _Peer_Free_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

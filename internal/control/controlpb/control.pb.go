@@ -802,6 +802,207 @@ func (x *Failure) GetClass() string {
 	return ""
 }
 
+type PinRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uri           string                 `protobuf:"bytes,1,opt,name=uri,proto3" json:"uri,omitempty"`
+	TtlNs         int64                  `protobuf:"varint,2,opt,name=ttl_ns,json=ttlNs,proto3" json:"ttl_ns,omitempty"` // 0 takes the pin back
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PinRequest) Reset() {
+	*x = PinRequest{}
+	mi := &file_control_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PinRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PinRequest) ProtoMessage() {}
+
+func (x *PinRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PinRequest.ProtoReflect.Descriptor instead.
+func (*PinRequest) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *PinRequest) GetUri() string {
+	if x != nil {
+		return x.Uri
+	}
+	return ""
+}
+
+func (x *PinRequest) GetTtlNs() int64 {
+	if x != nil {
+		return x.TtlNs
+	}
+	return 0
+}
+
+type PinReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Objects       int64                  `protobuf:"varint,1,opt,name=objects,proto3" json:"objects,omitempty"`
+	Bytes         int64                  `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PinReply) Reset() {
+	*x = PinReply{}
+	mi := &file_control_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PinReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PinReply) ProtoMessage() {}
+
+func (x *PinReply) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PinReply.ProtoReflect.Descriptor instead.
+func (*PinReply) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *PinReply) GetObjects() int64 {
+	if x != nil {
+		return x.Objects
+	}
+	return 0
+}
+
+func (x *PinReply) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+type DrainRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainRequest) Reset() {
+	*x = DrainRequest{}
+	mi := &file_control_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainRequest) ProtoMessage() {}
+
+func (x *DrainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
+func (*DrainRequest) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{18}
+}
+
+// DrainReply tells how far the node is in handing on what it holds.
+type DrainReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	DoneBytes     int64                  `protobuf:"varint,1,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"`
+	TotalBytes    int64                  `protobuf:"varint,2,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	FailedBytes   int64                  `protobuf:"varint,3,opt,name=failed_bytes,json=failedBytes,proto3" json:"failed_bytes,omitempty"` // that nobody took
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainReply) Reset() {
+	*x = DrainReply{}
+	mi := &file_control_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainReply) ProtoMessage() {}
+
+func (x *DrainReply) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
+func (*DrainReply) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *DrainReply) GetDoneBytes() int64 {
+	if x != nil {
+		return x.DoneBytes
+	}
+	return 0
+}
+
+func (x *DrainReply) GetTotalBytes() int64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
+func (x *DrainReply) GetFailedBytes() int64 {
+	if x != nil {
+		return x.FailedBytes
+	}
+	return 0
+}
+
 var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
@@ -857,7 +1058,22 @@ const file_control_proto_rawDesc = "" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x03R\x03pid\"\x1f\n" +
 	"\aFailure\x12\x14\n" +
-	"\x05class\x18\x01 \x01(\tR\x05class2\xc2\x04\n" +
+	"\x05class\x18\x01 \x01(\tR\x05class\"5\n" +
+	"\n" +
+	"PinRequest\x12\x10\n" +
+	"\x03uri\x18\x01 \x01(\tR\x03uri\x12\x15\n" +
+	"\x06ttl_ns\x18\x02 \x01(\x03R\x05ttlNs\":\n" +
+	"\bPinReply\x12\x18\n" +
+	"\aobjects\x18\x01 \x01(\x03R\aobjects\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"\x0e\n" +
+	"\fDrainRequest\"o\n" +
+	"\n" +
+	"DrainReply\x12\x1d\n" +
+	"\n" +
+	"done_bytes\x18\x01 \x01(\x03R\tdoneBytes\x12\x1f\n" +
+	"\vtotal_bytes\x18\x02 \x01(\x03R\n" +
+	"totalBytes\x12!\n" +
+	"\ffailed_bytes\x18\x03 \x01(\x03R\vfailedBytes2\xdc\x05\n" +
 	"\aControl\x12M\n" +
 	"\x05Mount\x12\".shardwell.control.v1.MountRequest\x1a .shardwell.control.v1.MountReply\x12P\n" +
 	"\x06Umount\x12#.shardwell.control.v1.UmountRequest\x1a!.shardwell.control.v1.UmountReply\x12P\n" +
@@ -865,7 +1081,9 @@ const file_control_proto_rawDesc = "" +
 	"\aRefresh\x12$.shardwell.control.v1.RefreshRequest\x1a\".shardwell.control.v1.RefreshReply\x12L\n" +
 	"\x04List\x12!.shardwell.control.v1.ListRequest\x1a\x1f.shardwell.control.v1.ListReply0\x01\x12L\n" +
 	"\x04Read\x12!.shardwell.control.v1.ReadRequest\x1a\x1f.shardwell.control.v1.ReadReply0\x01\x12S\n" +
-	"\aVersion\x12$.shardwell.control.v1.VersionRequest\x1a\".shardwell.control.v1.VersionReplyB;Z9github.com/shardwell/shardwell/internal/control/controlpbb\x06proto3"
+	"\aVersion\x12$.shardwell.control.v1.VersionRequest\x1a\".shardwell.control.v1.VersionReply\x12G\n" +
+	"\x03Pin\x12 .shardwell.control.v1.PinRequest\x1a\x1e.shardwell.control.v1.PinReply\x12O\n" +
+	"\x05Drain\x12\".shardwell.control.v1.DrainRequest\x1a .shardwell.control.v1.DrainReply0\x01B;Z9github.com/shardwell/shardwell/internal/control/controlpbb\x06proto3"
 
 var (
 	file_control_proto_rawDescOnce sync.Once
@@ -879,7 +1097,7 @@ func file_control_proto_rawDescGZIP() []byte {
 	return file_control_proto_rawDescData
 }
 
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_control_proto_goTypes = []any{
 	(*MountRequest)(nil),   // 0: shardwell.control.v1.MountRequest
 	(*MountReply)(nil),     // 1: shardwell.control.v1.MountReply
@@ -897,15 +1115,19 @@ var file_control_proto_goTypes = []any{
 	(*VersionRequest)(nil), // 13: shardwell.control.v1.VersionRequest
 	(*VersionReply)(nil),   // 14: shardwell.control.v1.VersionReply
 	(*Failure)(nil),        // 15: shardwell.control.v1.Failure
-	nil,                    // 16: shardwell.control.v1.MountRequest.OptionsEntry
-	nil,                    // 17: shardwell.control.v1.ListRequest.OptionsEntry
-	nil,                    // 18: shardwell.control.v1.ReadRequest.OptionsEntry
+	(*PinRequest)(nil),     // 16: shardwell.control.v1.PinRequest
+	(*PinReply)(nil),       // 17: shardwell.control.v1.PinReply
+	(*DrainRequest)(nil),   // 18: shardwell.control.v1.DrainRequest
+	(*DrainReply)(nil),     // 19: shardwell.control.v1.DrainReply
+	nil,                    // 20: shardwell.control.v1.MountRequest.OptionsEntry
+	nil,                    // 21: shardwell.control.v1.ListRequest.OptionsEntry
+	nil,                    // 22: shardwell.control.v1.ReadRequest.OptionsEntry
 }
 var file_control_proto_depIdxs = []int32{
-	16, // 0: shardwell.control.v1.MountRequest.options:type_name -> shardwell.control.v1.MountRequest.OptionsEntry
-	17, // 1: shardwell.control.v1.ListRequest.options:type_name -> shardwell.control.v1.ListRequest.OptionsEntry
+	20, // 0: shardwell.control.v1.MountRequest.options:type_name -> shardwell.control.v1.MountRequest.OptionsEntry
+	21, // 1: shardwell.control.v1.ListRequest.options:type_name -> shardwell.control.v1.ListRequest.OptionsEntry
 	10, // 2: shardwell.control.v1.ListReply.entries:type_name -> shardwell.control.v1.Entry
-	18, // 3: shardwell.control.v1.ReadRequest.options:type_name -> shardwell.control.v1.ReadRequest.OptionsEntry
+	22, // 3: shardwell.control.v1.ReadRequest.options:type_name -> shardwell.control.v1.ReadRequest.OptionsEntry
 	0,  // 4: shardwell.control.v1.Control.Mount:input_type -> shardwell.control.v1.MountRequest
 	2,  // 5: shardwell.control.v1.Control.Umount:input_type -> shardwell.control.v1.UmountRequest
 	4,  // 6: shardwell.control.v1.Control.Status:input_type -> shardwell.control.v1.StatusRequest
@@ -913,15 +1135,19 @@ var file_control_proto_depIdxs = []int32{
 	8,  // 8: shardwell.control.v1.Control.List:input_type -> shardwell.control.v1.ListRequest
 	11, // 9: shardwell.control.v1.Control.Read:input_type -> shardwell.control.v1.ReadRequest
 	13, // 10: shardwell.control.v1.Control.Version:input_type -> shardwell.control.v1.VersionRequest
-	1,  // 11: shardwell.control.v1.Control.Mount:output_type -> shardwell.control.v1.MountReply
-	3,  // 12: shardwell.control.v1.Control.Umount:output_type -> shardwell.control.v1.UmountReply
-	5,  // 13: shardwell.control.v1.Control.Status:output_type -> shardwell.control.v1.StatusReply
-	7,  // 14: shardwell.control.v1.Control.Refresh:output_type -> shardwell.control.v1.RefreshReply
-	9,  // 15: shardwell.control.v1.Control.List:output_type -> shardwell.control.v1.ListReply
-	12, // 16: shardwell.control.v1.Control.Read:output_type -> shardwell.control.v1.ReadReply
-	14, // 17: shardwell.control.v1.Control.Version:output_type -> shardwell.control.v1.VersionReply
-	11, // [11:18] is the sub-list for method output_type
-	4,  // [4:11] is the sub-list for method input_type
+	16, // 11: shardwell.control.v1.Control.Pin:input_type -> shardwell.control.v1.PinRequest
+	18, // 12: shardwell.control.v1.Control.Drain:input_type -> shardwell.control.v1.DrainRequest
+	1,  // 13: shardwell.control.v1.Control.Mount:output_type -> shardwell.control.v1.MountReply
+	3,  // 14: shardwell.control.v1.Control.Umount:output_type -> shardwell.control.v1.UmountReply
+	5,  // 15: shardwell.control.v1.Control.Status:output_type -> shardwell.control.v1.StatusReply
+	7,  // 16: shardwell.control.v1.Control.Refresh:output_type -> shardwell.control.v1.RefreshReply
+	9,  // 17: shardwell.control.v1.Control.List:output_type -> shardwell.control.v1.ListReply
+	12, // 18: shardwell.control.v1.Control.Read:output_type -> shardwell.control.v1.ReadReply
+	14, // 19: shardwell.control.v1.Control.Version:output_type -> shardwell.control.v1.VersionReply
+	17, // 20: shardwell.control.v1.Control.Pin:output_type -> shardwell.control.v1.PinReply
+	19, // 21: shardwell.control.v1.Control.Drain:output_type -> shardwell.control.v1.DrainReply
+	13, // [13:22] is the sub-list for method output_type
+	4,  // [4:13] is the sub-list for method input_type
 	4,  // [4:4] is the sub-list for extension type_name
 	4,  // [4:4] is the sub-list for extension extendee
 	0,  // [0:4] is the sub-list for field type_name
@@ -938,7 +1164,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,6 +26,8 @@ const (
 	Control_List_FullMethodName    = "/shardwell.control.v1.Control/List"
 	Control_Read_FullMethodName    = "/shardwell.control.v1.Control/Read"
 	Control_Version_FullMethodName = "/shardwell.control.v1.Control/Version"
+	Control_Pin_FullMethodName     = "/shardwell.control.v1.Control/Pin"
+	Control_Drain_FullMethodName   = "/shardwell.control.v1.Control/Drain"
 )
 
 // ControlClient is the client API for Control service.
@@ -42,6 +44,8 @@ type ControlClient interface {
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListReply], error)
 	Read(ctx context.Context, in *ReadRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadReply], error)
 	Version(ctx context.Context, in *VersionRequest, opts ...grpc.CallOption) (*VersionReply, error)
+	Pin(ctx context.Context, in *PinRequest, opts ...grpc.CallOption) (*PinReply, error)
+	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DrainReply], error)
 }
 
 type controlClient struct {
@@ -140,6 +144,35 @@ func (c *controlClient) Version(ctx context.Context, in *VersionRequest, opts ..
 	return out, nil
 }
 
+func (c *controlClient) Pin(ctx context.Context, in *PinRequest, opts ...grpc.CallOption) (*PinReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PinReply)
+	err := c.cc.Invoke(ctx, Control_Pin_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controlClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DrainReply], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[2], Control_Drain_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[DrainRequest, DrainReply]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_DrainClient = grpc.ServerStreamingClient[DrainReply]
+
 // ControlServer is the server API for Control service.
 // All implementations must embed UnimplementedControlServer
 // for forward compatibility.
@@ -154,6 +187,8 @@ type ControlServer interface {
 	List(*ListRequest, grpc.ServerStreamingServer[ListReply]) error
 	Read(*ReadRequest, grpc.ServerStreamingServer[ReadReply]) error
 	Version(context.Context, *VersionRequest) (*VersionReply, error)
+	Pin(context.Context, *PinRequest) (*PinReply, error)
+	Drain(*DrainRequest, grpc.ServerStreamingServer[DrainReply]) error
 	mustEmbedUnimplementedControlServer()
 }
 
@@ -184,6 +219,12 @@ func (UnimplementedControlServer) Read(*ReadRequest, grpc.ServerStreamingServer[
 }
 func (UnimplementedControlServer) Version(context.Context, *VersionRequest) (*VersionReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Version not implemented")
+}
+func (UnimplementedControlServer) Pin(context.Context, *PinRequest) (*PinReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Pin not implemented")
+}
+func (UnimplementedControlServer) Drain(*DrainRequest, grpc.ServerStreamingServer[DrainReply]) error {
+	return status.Error(codes.Unimplemented, "method Drain not implemented")
 }
 func (UnimplementedControlServer) mustEmbedUnimplementedControlServer() {}
 func (UnimplementedControlServer) testEmbeddedByValue()                 {}
@@ -318,6 +359,35 @@ func _Control_Version_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Control_Pin_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PinRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Pin(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Pin_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Pin(ctx, req.(*PinRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Control_Drain_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(DrainRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControlServer).Drain(m, &grpc.GenericServerStream[DrainRequest, DrainReply]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_DrainServer = grpc.ServerStreamingServer[DrainReply]
+
 // Control_ServiceDesc is the grpc.ServiceDesc for Control service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -345,6 +415,10 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "Version",
 			Handler:    _Control_Version_Handler,
 		},
+		{
+			MethodName: "Pin",
+			Handler:    _Control_Pin_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -355,6 +429,11 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Read",
 			Handler:       _Control_Read_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Drain",
+			Handler:       _Control_Drain_Handler,
 			ServerStreams: true,
 		},
 	},

@@ -1,0 +1,54 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shardwell/shardwell/internal/config"
+	"github.com/shardwell/shardwell/internal/control"
+)
+
+func newDrain(s streams) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "drain",
+		Short: "Hand on what this node holds, then leave",
+		Long: `Takes the running node out of the ring, hands to their new owners the chunks that it owned, and ends it. What
+other nodes hold already is not sent. Ends with 3 when some chunks found no room: the origin has them.`,
+		Args: exactArgs(),
+	}
+	opts := configured(cmd, config.ScopeClient)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, err := opts.load()
+		if err != nil {
+			return err
+		}
+		client, err := control.Dial(cmd.Context(), cfg.ControlSocket)
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		var last control.DrainProgress
+		next, began := time.Now().Add(progressInterval), time.Now()
+		err = client.Drain(cmd.Context(), func(p control.DrainProgress) error {
+			last = p
+			if now := time.Now(); now.After(next) {
+				next = now.Add(progressInterval)
+				rate := float64(p.DoneBytes) / now.Sub(began).Seconds()
+				left := time.Duration(float64(p.TotalBytes-p.DoneBytes-p.FailedBytes) / max(1, rate) * float64(time.Second))
+				fmt.Fprintf(s.err, "%s of %s handed on, %s/s, %v left\n", size(p.DoneBytes), size(p.TotalBytes), size(int64(rate)), left.Round(time.Second))
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(s.err, "handed on %s; the node ends\n", size(last.DoneBytes))
+		if last.FailedBytes > 0 {
+			return partly{fmt.Errorf("%s found no room at their new owners", size(last.FailedBytes))}
+		}
+		return nil
+	}
+	return cmd
+}
