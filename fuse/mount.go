@@ -205,6 +205,15 @@ func (s *Session) raiseReadAhead() {
 	}
 }
 
+// Served reports whether a process answers for a mount. One whose server died says that
+// it is not connected, but for what the kernel remembers, such as attributes: how
+// full a file system is it never does.
+func Served(dir string) bool {
+	var st unix.Statfs_t
+	err := unix.Statfs(dir, &st)
+	return !errors.Is(err, unix.ENOTCONN) && !errors.Is(err, unix.ECONNABORTED)
+}
+
 // UnmountDir detaches the topmost mount of dir. When it is busy, lazy detaches it
 // from the tree all the same and leaves it to its users.
 func UnmountDir(dir string, lazy bool) error {

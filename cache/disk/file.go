@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"fmt"
 	"io/fs"
 	"math/bits"
 	"os"
@@ -162,6 +163,12 @@ func (f *File) Backing() (*os.File, bool) {
 	b := f.body.Load()
 	if b == nil || f.d.cfg.Verify == VerifyAlways || f.doomed.Load() || f.d.health.State() != Normal ||
 		b.present.Load() != b.blocks || b.unverified.Load() != 0 {
+		return nil, false
+	}
+	// The kernel would read a file that somebody cut or grew up to its wrong end.
+	if st, err := b.data.Stat(); err != nil || st.Size != f.obj.Size {
+		f.d.stats.Lost[LossTruncated].Add(1)
+		f.doom(b, fmt.Errorf("data has %d bytes, want %d (%v)", st.Size, f.obj.Size, err))
 		return nil, false
 	}
 	file := b.data.OS()

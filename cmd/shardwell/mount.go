@@ -170,6 +170,9 @@ func ownCache(cfg *config.Config) error {
 // mountpoint returns the absolute path of a directory that can be mounted on.
 // Whether it is one already is for the node to judge, which knows its own.
 func mountpoint(arg string) (string, error) {
+	if arg == "" {
+		return "", usagef("mountpoint: the name of the directory is empty")
+	}
 	dir, err := filepath.Abs(arg)
 	if err != nil {
 		return "", fmt.Errorf("mountpoint %s: %w", arg, err)

@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
-
 	"github.com/shardwell/shardwell/fuse"
 	"github.com/shardwell/shardwell/internal/config"
 	"github.com/shardwell/shardwell/internal/control"
+	"github.com/spf13/cobra"
 )
 
 func newUmount(s streams) *cobra.Command {
@@ -53,7 +51,7 @@ func runUmount(ctx context.Context, s streams, cfg config.Resolved, dir string) 
 		defer client.Close()
 		return client.Umount(ctx, m.Dir)
 	}
-	if !errors.Is(err, control.ErrNoNode) || served(m.Dir) {
+	if !errors.Is(err, control.ErrNoNode) || fuse.Served(m.Dir) {
 		return err
 	}
 	if err := fuse.UnmountDir(m.Dir, true); err != nil {
@@ -61,13 +59,4 @@ func runUmount(ctx context.Context, s streams, cfg config.Resolved, dir string) 
 	}
 	fmt.Fprintf(s.err, "its node had died: took the mount of %s away\n", m.URI())
 	return nil
-}
-
-// served reports whether a process answers for a mount. One whose server died
-// says that it is not connected, but for what the kernel remembers, such as
-// attributes: how full a file system is it never does.
-func served(dir string) bool {
-	var st unix.Statfs_t
-	err := unix.Statfs(dir, &st)
-	return !errors.Is(err, unix.ENOTCONN) && !errors.Is(err, unix.ECONNABORTED)
 }

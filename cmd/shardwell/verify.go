@@ -56,7 +56,7 @@ func runVerify(ctx context.Context, s streams, dir string, o verifyOptions) erro
 	case o.repair:
 		return fmt.Errorf("%s: %d damaged: dropped, and fetched again when they are read", dir, report.Damaged)
 	}
-	return fmt.Errorf("%s: %d damaged: stop the node and run again with --repair, or let reads find them", dir, report.Damaged)
+	return fmt.Errorf("%s: %d damaged: stop the node and run again with --repair; until then the kernel may show them to readers of complete files", dir, report.Damaged)
 }
 
 // progressInterval is how often a line tells how far it is.

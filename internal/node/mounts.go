@@ -316,6 +316,9 @@ func (n *Node) umount(ctx context.Context, dir string) error {
 	m, ok := n.mounts.byDir[dir]
 	n.mounts.mu.Unlock()
 	switch {
+	case !ok && removeDead(dir):
+		n.log.Info("took away the mount of a node that had died", "directory", dir)
+		return nil
 	case !ok:
 		return fmt.Errorf("%s: nothing of this node is mounted there", dir)
 	case m == nil:
@@ -338,6 +341,7 @@ func (n *Node) umount(ctx context.Context, dir string) error {
 // checkMountpoint says why a directory cannot be mounted on. It asks the mount table
 // first: a mount that has lost its server does not answer.
 func checkMountpoint(dir string) error {
+	removeDead(dir)
 	if e, ok := fuse.FindMount(dir); ok {
 		if e.Ours() {
 			return fmt.Errorf("mountpoint %s: %s is mounted there by another process: unmount it first", dir, e.URI())
@@ -354,6 +358,13 @@ func checkMountpoint(dir string) error {
 		return fmt.Errorf("mountpoint %s: not a directory: name one", dir)
 	}
 	return nil
+}
+
+// removeDead takes a mount of ours away whose server has died, as a node does that
+// was killed and started again. It reports whether there was one.
+func removeDead(dir string) bool {
+	e, ok := fuse.FindMount(dir)
+	return ok && e.Ours() && !fuse.Served(e.Dir) && fuse.UnmountDir(e.Dir, true) == nil
 }
 
 // prefetchBytes bounds what one reader has ahead, so that a few of them leave
