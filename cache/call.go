@@ -56,7 +56,7 @@ func (fl *flight) start(first, ahead, end uint32, like chunk.Request, deadline t
 	c.req.Object, c.req.ID = fl.obj.Object, fl.obj.id
 	c.req.Span = chunk.Span{First: fl.span.First + first, Count: end - first}
 	c.req.HeldOnly, c.req.Settled = false, false
-	c.req.Source = new(chunk.Source)
+	c.req.Source = &chunk.Source{Shared: &fl.obj.shared}
 	for i := first; i < end; i++ {
 		c.left.add(i)
 		if i >= ahead {

@@ -50,6 +50,7 @@ func TestFill(t *testing.T) {
 		obj, _ := r.put("k", len(data))
 		defer r.shut(t)
 		f := r.open(t, obj)
+		f.obj.shared.Store(true)
 		defer f.Close()
 		if !f.Fill(5*512<<10 + 3) {
 			t.Fatal("the fill is not under way")
@@ -85,6 +86,7 @@ func TestFillEnds(t *testing.T) {
 		obj, _ := r.put("k", len(data))
 		defer r.shut(t)
 		f := r.open(t, obj)
+		f.obj.shared.Store(true)
 		f.Fill(0)
 		time.Sleep(100 * time.Millisecond)
 		f.Close()
@@ -93,6 +95,7 @@ func TestFillEnds(t *testing.T) {
 			t.Errorf("%d chunks after the end", n)
 		}
 		f = r.open(t, obj)
+		f.obj.shared.Store(true)
 		defer f.Close()
 		r.tier.mu.Lock()
 		r.tier.full = true
@@ -121,6 +124,7 @@ func TestFillIsPulled(t *testing.T) {
 			t.Errorf("a node that does not fill gave %d blocks, %v", len(got), err)
 		}
 		f := r.open(t, obj)
+		f.obj.shared.Store(true)
 		defer f.Close()
 		f.Fill(0)
 		if got, err := r.collect(t.Context(), ask); err != nil || len(got) != 8 {
@@ -160,6 +164,7 @@ func TestStarvedStreamIsMadeAnew(t *testing.T) {
 		obj, _ := r.put("k", len(data))
 		defer r.shut(t)
 		f := r.open(t, obj)
+		f.obj.shared.Store(true)
 		defer f.Close()
 		f.Fill(0)
 		time.Sleep(4 * time.Second)
