@@ -33,8 +33,7 @@ func content(t *testing.T, path string) string {
 // bytes where they are still held, else ESTALE; never a mix of versions, never zeros, never a short
 // read before the end.
 //
-// SEMANTICS F1: With `ttl=60s` (the default; any duration) an open sees a version that was current at
-// most that long ago.
+// SEMANTICS F1: With `ttl=60s` (the default; any duration) an open sees a version that was current at most that long ago, or that was the last one known while the origin is silent (O5).
 //
 // SEMANTICS F2: With `open`, an open sees a version that was current after the call began; a name that
 // was gone by then is ENOENT.
@@ -193,8 +192,7 @@ func TestFileBecomesDirectory(t *testing.T) {
 
 // Within the TTL, listed names are opened and looked at without a request.
 //
-// SEMANTICS F1: With `ttl=60s` (the default; any duration) an open sees a version that was current at
-// most that long ago.
+// SEMANTICS F1: With `ttl=60s` (the default; any duration) an open sees a version that was current at most that long ago, or that was the last one known while the origin is silent (O5).
 func TestNoRequestsWithinTTL(t *testing.T) {
 	o := newOrigin()
 	const count = 2000
@@ -372,7 +370,7 @@ func TestRelisting(t *testing.T) {
 }
 
 // SEMANTICS E1: Not found is ENOENT at open; denied is EACCES; changed or deleted under an open handle
-// is ESTALE; everything transient is retried inside a budget (60 s by default) and then EIO.
+// is ESTALE; everything transient is retried inside a budget (60 s by default), one for each call however much it asks, and then EIO.
 func TestErrors(t *testing.T) {
 	o := newOrigin()
 	o.put("d/f", []byte("x"))

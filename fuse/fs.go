@@ -1,6 +1,8 @@
 package fuse
 
 import (
+	"context"
+	"fmt"
 	"runtime/debug"
 	"syscall"
 	"time"
@@ -8,6 +10,7 @@ import (
 	gofuse "github.com/hanwen/go-fuse/v2/fuse"
 	"github.com/shardwell/shardwell/fuse/snapshot"
 	"github.com/shardwell/shardwell/fuse/tree"
+	"github.com/shardwell/shardwell/objstore"
 )
 
 // rawFS answers the requests that the loop hands to go-fuse. Reads of data are not
@@ -34,7 +37,7 @@ func (f *rawFS) Lookup(_ <-chan struct{}, h *gofuse.InHeader, name string, out *
 	var a found
 	if r.answer != nil {
 		a = *r.answer
-	} else if a, err = s.lookup(r.ctx, d, name); err != nil {
+	} else if a, err = s.lookupOnce(r.ctx, d, name, h); err != nil {
 		return s.fail(err, "look up", d.Prefix+name)
 	}
 	if a.absent {
@@ -46,6 +49,21 @@ func (f *rawFS) Lookup(_ <-chan struct{}, h *gofuse.InHeader, name string, out *
 	}
 	s.entryOut(a.dir, a.index, a.holds, out)
 	return gofuse.OK
+}
+
+// lookupOnce answers a look-up; when the kernel repeats one that waited in vain, in the
+// same call of the same thread, at once.
+func (s *Session) lookupOnce(ctx context.Context, d *snapshot.Dir, name string, h *gofuse.InHeader) (found, error) {
+	this := failedLookup{parent: h.NodeId, name: name, thread: h.Pid}
+	if s.failed.take(this) {
+		return found{}, fmt.Errorf("look up %q again: %w", name, objstore.ErrUnavailable)
+	}
+	began := time.Now()
+	a, err := s.lookup(ctx, d, name)
+	if isSilence(err) && time.Since(began) >= sameCall {
+		s.failed.add(this)
+	}
+	return a, err
 }
 
 // knowsAnswer returns the answer to a LOOKUP when that takes no waiting. A page of the

@@ -57,6 +57,9 @@ type Session struct {
 	opens   openTable
 	dirs    dirTable
 	skipped skippedKeys
+	silence silence
+	absent  absentNames
+	failed  failedLookups
 }
 
 // logsPerSecond bounds the lines about failed requests.
@@ -84,6 +87,7 @@ func New(cfg Config) (*Session, error) {
 	}
 	s.inflight.all, s.inflight.news = make(map[uint64]*request), make(chan struct{}, 1)
 	s.opens.init()
+	s.silence.init()
 	s.dirs.all = make(map[*snapshot.Dir]*directory)
 	var err error
 	onLost := func(err error) {
@@ -125,6 +129,9 @@ func (c *Config) setDefaults() {
 	}
 	if c.PrefetchBytes == 0 {
 		c.PrefetchBytes = DefaultPrefetchBytes
+	}
+	if c.NameBudget == 0 {
+		c.NameBudget = DefaultNameBudget
 	}
 	if c.State == nil {
 		c.State = newProcessState()
