@@ -319,7 +319,7 @@ func (c *call) claim() (chunk.Span, bool) {
 func (c *call) attempt(up chunk.Fetcher, span chunk.Span, from Source, stall, grace time.Duration) (progress bool, err error) {
 	ctx, cancel := context.WithCancelCause(c.ctx)
 	defer cancel(nil)
-	leash := c.hold(stall, grace, cancel)
+	leash := c.hold(from, stall, grace, cancel)
 	defer leash.loosen()
 	req := c.req
 	req.Span = span

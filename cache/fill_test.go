@@ -167,7 +167,7 @@ func TestStarvedStreamIsMadeAnew(t *testing.T) {
 		f.obj.shared.Store(true)
 		defer f.Close()
 		f.Fill(0)
-		time.Sleep(4 * time.Second)
+		time.Sleep(6 * time.Second)
 		if got := r.Stats().Starved.Load(); got != 1 || f.obj.missing(1) != (blockSet{}) {
 			t.Errorf("%d streams were made anew; chunk 1 lacks %v", got, f.obj.missing(1))
 		}
