@@ -21,6 +21,13 @@ type watched struct {
 	blockCount int
 }
 
+// seen returns what was counted so far.
+func (w *watched) seen() (now, most, blocks int, chunks []uint32) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.now, w.most, w.blockCount, slices.Clone(w.chunks)
+}
+
 func (w *watched) Fetch(ctx context.Context, req chunk.Request, deliver chunk.Deliver) error {
 	w.mu.Lock()
 	w.now++
@@ -56,20 +63,21 @@ func TestFill(t *testing.T) {
 			t.Fatal("the fill is not under way")
 		}
 		time.Sleep(5 * time.Millisecond)
-		if w.now != firstWorkers {
-			t.Errorf("it begins with %d chunks", w.now)
+		if now, _, _, _ := w.seen(); now != firstWorkers {
+			t.Errorf("it begins with %d chunks", now)
 		}
 		f.Fill(6 * 512 << 10) // again is no other one
 		time.Sleep(time.Minute)
 		if got := f.CachedBytes(); got != obj.Size {
 			t.Errorf("%d bytes of %d came", got, obj.Size)
 		}
-		if w.most != 4 || w.blockCount != 12*8+1 {
-			t.Errorf("%d at once, %d blocks", w.most, w.blockCount)
+		_, most, blocks, chunks := w.seen()
+		if most != 4 || blocks != 12*8+1 {
+			t.Errorf("%d at once, %d blocks", most, blocks)
 		}
 		// Up to four chunks begin in the order in which their goroutines run.
-		if slices.Min(w.chunks[:5]) < 5 || slices.Max(w.chunks[11:]) > 4 || len(w.chunks) != 13 {
-			t.Errorf("chunks came as %v", w.chunks)
+		if len(chunks) != 13 || slices.Min(chunks[:5]) < 5 || slices.Max(chunks[11:]) > 4 {
+			t.Errorf("chunks came as %v", chunks)
 		}
 		if f.Fill(0) {
 			t.Error("an object that is here is filled again")
@@ -91,8 +99,8 @@ func TestFillEnds(t *testing.T) {
 		time.Sleep(100 * time.Millisecond)
 		f.Close()
 		time.Sleep(time.Minute)
-		if n := len(w.chunks); n > 4 {
-			t.Errorf("%d chunks after the end", n)
+		if _, _, _, chunks := w.seen(); len(chunks) > 4 {
+			t.Errorf("chunks %v after the end", chunks)
 		}
 		f = r.open(t, obj)
 		f.obj.shared.Store(true)
@@ -102,8 +110,8 @@ func TestFillEnds(t *testing.T) {
 		r.tier.mu.Unlock()
 		f.Fill(0)
 		time.Sleep(time.Minute)
-		if n := len(w.chunks); n > 8 {
-			t.Errorf("%d chunks though the tier is full", n)
+		if _, _, _, chunks := w.seen(); len(chunks) > 8 {
+			t.Errorf("chunks %v though the tier is full", chunks)
 		}
 		if f.Fill(0) {
 			t.Error("a fill goes on though the tier is full")
@@ -131,8 +139,8 @@ func TestFillIsPulled(t *testing.T) {
 			t.Errorf("a node that fills gave %d blocks, %v", len(got), err)
 		}
 		time.Sleep(time.Minute)
-		if w.blockCount != 64 {
-			t.Errorf("%d blocks were fetched for 64", w.blockCount)
+		if _, _, blocks, _ := w.seen(); blocks != 64 {
+			t.Errorf("%d blocks were fetched for 64", blocks)
 		}
 	})
 }
@@ -172,8 +180,8 @@ func TestStarvedStreamIsMadeAnew(t *testing.T) {
 			t.Errorf("%d streams were made anew; chunk 1 lacks %v", got, f.obj.missing(1))
 		}
 		time.Sleep(time.Minute)
-		if w.blockCount != 64*8 {
-			t.Errorf("%d blocks were fetched for %d", w.blockCount, 64*8)
+		if _, _, blocks, _ := w.seen(); blocks != 64*8 {
+			t.Errorf("%d blocks were fetched for %d", blocks, 64*8)
 		}
 	})
 }
