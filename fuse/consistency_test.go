@@ -449,3 +449,46 @@ func TestSharedListing(t *testing.T) {
 		t.Errorf("%d LISTs", n)
 	}
 }
+
+// What exists is counted, not what ever did: of a directory that vanishes, all below it goes.
+func TestCountsFollowTheOrigin(t *testing.T) {
+	o := newOrigin()
+	for i := range 20 {
+		o.put(fmt.Sprintf("old/%d/f", i), []byte("0123456789"))
+	}
+	m := mount(t, o, nil)
+	look := func() {
+		t.Helper()
+		for _, d := range names(t, m.dir) {
+			for _, sub := range names(t, m.path(d)) {
+				names(t, m.path(d+"/"+sub))
+			}
+		}
+	}
+	want := func(files, bytes int64, inodes uint64) {
+		t.Helper()
+		var st syscall.Statfs_t
+		if err := syscall.Statfs(m.dir, &st); err != nil {
+			t.Fatal(err)
+		}
+		if f, b := m.Listed(); f != files || b != bytes || st.Files != inodes {
+			t.Errorf("%d files of %d bytes, %d inodes; want %d of %d, %d", f, b, st.Files, files, bytes, inodes)
+		}
+	}
+	look()
+	want(20, 200, 1+1+20+20)
+	for i := range 20 {
+		o.delete(fmt.Sprintf("old/%d/f", i))
+	}
+	for i := range 13 {
+		o.put(fmt.Sprintf("new/%d/f", i), []byte("012"))
+	}
+	m.Forget(t.Context(), "")
+	look()
+	want(13, 39, 1+1+13+13)
+	o.delete("new/1/f")
+	o.put("new/2/f", []byte("changed"))
+	m.Forget(t.Context(), "new/")
+	look()
+	want(12, 11*3+7, 1+1+12+12)
+}

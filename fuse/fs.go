@@ -129,10 +129,10 @@ func (f *rawFS) GetAttr(_ <-chan struct{}, in *gofuse.GetAttrIn, out *gofuse.Att
 func (f *rawFS) StatFs(_ <-chan struct{}, _ *gofuse.InHeader, out *gofuse.StatfsOut) gofuse.Status {
 	// What has been seen of the bucket is used, and nothing is free.
 	const unit = 4096
-	bytes, names := f.s.store.Bytes(), uint64(f.s.store.Records())
+	seen := f.s.store.Counts()
 	out.Bsize, out.Frsize = blockBytes, unit
-	out.Blocks = (uint64(max(0, bytes)) + unit - 1) / unit
-	out.Files = names
+	out.Blocks = (uint64(max(0, seen.Bytes)) + unit - 1) / unit
+	out.Files = uint64(1 + seen.Files + seen.Dirs)
 	out.NameLen = tree.MaxNameBytes
 	return gofuse.OK
 }

@@ -332,9 +332,13 @@ func (s *Session) Stats() *Stats {
 	return &s.stats
 }
 
-// Listed returns how many files the mount has shown or listed so far, and the sum of
-// their sizes in bytes. Directories that nobody looked into are not counted.
-func (s *Session) Listed() (files, bytes int64) { return s.store.Files(), s.store.Bytes() }
+// Listed returns how many of the files that the mount has shown or listed so far
+// exist, as far as it knows, and the sum of their sizes in bytes. Directories that nobody
+// looked into are not counted, nor what lies in those that vanished.
+func (s *Session) Listed() (files, bytes int64) {
+	c := s.store.Counts()
+	return c.Files, c.Bytes
+}
 
 // SkippedKey is a key that cannot be shown as a path.
 type SkippedKey struct {
