@@ -56,7 +56,7 @@ func (fl *flight) start(first, ahead, end uint32, like chunk.Request, deadline t
 	c.req.Object, c.req.ID = fl.obj.Object, fl.obj.id
 	c.req.Span = chunk.Span{First: fl.span.First + first, Count: end - first}
 	c.req.HeldOnly, c.req.Settled = false, false
-	c.req.Source = new(chunk.Source)
+	c.req.Source = &chunk.Source{Shared: &fl.obj.shared}
 	for i := first; i < end; i++ {
 		c.left.add(i)
 		if i >= ahead {
@@ -319,7 +319,7 @@ func (c *call) claim() (chunk.Span, bool) {
 func (c *call) attempt(up chunk.Fetcher, span chunk.Span, from Source, stall, grace time.Duration) (progress bool, err error) {
 	ctx, cancel := context.WithCancelCause(c.ctx)
 	defer cancel(nil)
-	leash := c.hold(stall, grace, cancel)
+	leash := c.hold(from, stall, grace, cancel)
 	defer leash.loosen()
 	req := c.req
 	req.Span = span

@@ -34,15 +34,16 @@ const firstWorkers = 2
 const fillPause = time.Second
 
 // Fill has all of the object brought into the disk tier, beginning at off: for a
-// reader that walks through a large object while others may be doing the same. It
-// returns at once, and reports whether that is under way; if not, because the tier
-// does not admit blocks or has had its fill, [File.Prefetch] is what is left. It
+// reader that walks through a large object while others do the same. It returns at
+// once, and reports whether that is under way; if not, because nobody else is known to
+// receive the object, or the tier does not admit blocks or has had its fill,
+// [File.Prefetch] is what is left. It
 // yields to readers and ends when the last file of the object is closed.
 func (f *File) Fill(off int64) bool {
 	o, c := f.obj, f.c
 	chunks := c.cfg.Geometry.Chunks(o.Size)
 	at := uint32(min(max(0, off), o.Size) / c.cfg.Geometry.ChunkBytes)
-	if chunks < 2 || o.streams() || at >= chunks {
+	if chunks < 2 || !o.shared.Load() || o.streams() || at >= chunks {
 		return false
 	}
 	o.mu.Lock()

@@ -21,6 +21,13 @@ type watched struct {
 	blockCount int
 }
 
+// seen returns what was counted so far.
+func (w *watched) seen() (now, most, blocks int, chunks []uint32) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.now, w.most, w.blockCount, slices.Clone(w.chunks)
+}
+
 func (w *watched) Fetch(ctx context.Context, req chunk.Request, deliver chunk.Deliver) error {
 	w.mu.Lock()
 	w.now++
@@ -50,25 +57,27 @@ func TestFill(t *testing.T) {
 		obj, _ := r.put("k", len(data))
 		defer r.shut(t)
 		f := r.open(t, obj)
+		f.obj.shared.Store(true)
 		defer f.Close()
 		if !f.Fill(5*512<<10 + 3) {
 			t.Fatal("the fill is not under way")
 		}
 		time.Sleep(5 * time.Millisecond)
-		if w.now != firstWorkers {
-			t.Errorf("it begins with %d chunks", w.now)
+		if now, _, _, _ := w.seen(); now != firstWorkers {
+			t.Errorf("it begins with %d chunks", now)
 		}
 		f.Fill(6 * 512 << 10) // again is no other one
 		time.Sleep(time.Minute)
 		if got := f.CachedBytes(); got != obj.Size {
 			t.Errorf("%d bytes of %d came", got, obj.Size)
 		}
-		if w.most != 4 || w.blockCount != 12*8+1 {
-			t.Errorf("%d at once, %d blocks", w.most, w.blockCount)
+		_, most, blocks, chunks := w.seen()
+		if most != 4 || blocks != 12*8+1 {
+			t.Errorf("%d at once, %d blocks", most, blocks)
 		}
-		if want := []uint32{5, 6, 7, 8, 9, 10, 11, 12, 0, 1, 2, 3, 4}; !slices.Equal(slices.Sorted(slices.Values(w.chunks)), slices.Sorted(slices.Values(want))) ||
-			!slices.Equal(slices.Sorted(slices.Values(w.chunks[8:])), []uint32{0, 1, 2, 3, 4}) {
-			t.Errorf("chunks came as %v", w.chunks)
+		// Up to four chunks begin in the order in which their goroutines run.
+		if len(chunks) != 13 || slices.Min(chunks[:5]) < 5 || slices.Max(chunks[11:]) > 4 {
+			t.Errorf("chunks came as %v", chunks)
 		}
 		if f.Fill(0) {
 			t.Error("an object that is here is filled again")
@@ -85,22 +94,24 @@ func TestFillEnds(t *testing.T) {
 		obj, _ := r.put("k", len(data))
 		defer r.shut(t)
 		f := r.open(t, obj)
+		f.obj.shared.Store(true)
 		f.Fill(0)
 		time.Sleep(100 * time.Millisecond)
 		f.Close()
 		time.Sleep(time.Minute)
-		if n := len(w.chunks); n > 4 {
-			t.Errorf("%d chunks after the end", n)
+		if _, _, _, chunks := w.seen(); len(chunks) > 4 {
+			t.Errorf("chunks %v after the end", chunks)
 		}
 		f = r.open(t, obj)
+		f.obj.shared.Store(true)
 		defer f.Close()
 		r.tier.mu.Lock()
 		r.tier.full = true
 		r.tier.mu.Unlock()
 		f.Fill(0)
 		time.Sleep(time.Minute)
-		if n := len(w.chunks); n > 8 {
-			t.Errorf("%d chunks though the tier is full", n)
+		if _, _, _, chunks := w.seen(); len(chunks) > 8 {
+			t.Errorf("chunks %v though the tier is full", chunks)
 		}
 		if f.Fill(0) {
 			t.Error("a fill goes on though the tier is full")
@@ -121,14 +132,15 @@ func TestFillIsPulled(t *testing.T) {
 			t.Errorf("a node that does not fill gave %d blocks, %v", len(got), err)
 		}
 		f := r.open(t, obj)
+		f.obj.shared.Store(true)
 		defer f.Close()
 		f.Fill(0)
 		if got, err := r.collect(t.Context(), ask); err != nil || len(got) != 8 {
 			t.Errorf("a node that fills gave %d blocks, %v", len(got), err)
 		}
 		time.Sleep(time.Minute)
-		if w.blockCount != 64 {
-			t.Errorf("%d blocks were fetched for 64", w.blockCount)
+		if _, _, blocks, _ := w.seen(); blocks != 64 {
+			t.Errorf("%d blocks were fetched for 64", blocks)
 		}
 	})
 }
@@ -160,15 +172,16 @@ func TestStarvedStreamIsMadeAnew(t *testing.T) {
 		obj, _ := r.put("k", len(data))
 		defer r.shut(t)
 		f := r.open(t, obj)
+		f.obj.shared.Store(true)
 		defer f.Close()
 		f.Fill(0)
-		time.Sleep(4 * time.Second)
+		time.Sleep(6 * time.Second)
 		if got := r.Stats().Starved.Load(); got != 1 || f.obj.missing(1) != (blockSet{}) {
 			t.Errorf("%d streams were made anew; chunk 1 lacks %v", got, f.obj.missing(1))
 		}
 		time.Sleep(time.Minute)
-		if w.blockCount != 64*8 {
-			t.Errorf("%d blocks were fetched for %d", w.blockCount, 64*8)
+		if _, _, blocks, _ := w.seen(); blocks != 64*8 {
+			t.Errorf("%d blocks were fetched for %d", blocks, 64*8)
 		}
 	})
 }

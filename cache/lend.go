@@ -22,6 +22,9 @@ func (c *Cache) Lend(ctx context.Context, req chunk.Request, send func(chunk.Pie
 		return fmt.Errorf("lend %s: %w", req.Object.URI(), err)
 	}
 	defer o.release()
+	if o.files.Load() > 0 {
+		o.shared.Store(true)
+	}
 	l := lending{c: c, o: o, req: req, send: send}
 	missing, err := l.here()
 	if err != nil || missing.empty() {

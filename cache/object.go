@@ -22,6 +22,7 @@ type object struct {
 	tier   TierFile // nil without a disk; set once, before acquire returns
 
 	files   atomic.Int64 // open
+	shared  atomic.Bool  // others receive it while it is open here
 	refused atomic.Bool  // the tier did not admit the last block
 	unread  unread       // what came from afar and no reader has had yet
 

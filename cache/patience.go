@@ -30,7 +30,8 @@ const (
 	lastFor = time.Second
 	// starveAfter is how long an attempt that has brought blocks may stand still while other
 	// fetches of the node bring starveBlocks, until it is made anew, over another connection;
-	// maxStarved times in a call, then it may be the sender's fault.
+	// maxStarved times in a call, then it may be the sender's fault. The origin has twice the
+	// time: what was on its way from there is sent again.
 	starveAfter  = 2 * time.Second
 	starveBlocks = 8
 	maxStarved   = 4
@@ -144,17 +145,18 @@ type leash struct {
 	least        time.Time // not cut before, unless it stalls
 	cut          context.CancelCauseFunc
 
-	mu    sync.Mutex // taken before flight.mu
-	loose bool       // time that passes is not the upstream's
-	since time.Time  // of the last block, or the beginning
-	begun bool       // a block has come
-	count int64      // of blocks that had come to the node by then
-	timer *time.Timer
+	mu     sync.Mutex // taken before flight.mu
+	loose  bool       // time that passes is not the upstream's
+	since  time.Time  // of the last block, or the beginning
+	origin bool       // asks the origin
+	begun  bool       // a block has come
+	count  int64      // of blocks that had come to the node by then
+	timer  *time.Timer
 }
 
 // hold returns a leash that is fastened.
-func (c *call) hold(stall, grace time.Duration, cut context.CancelCauseFunc) *leash {
-	l := &leash{c: c, stall: stall, grace: grace, least: time.Now().Add(minAttempt), cut: cut}
+func (c *call) hold(from Source, stall, grace time.Duration, cut context.CancelCauseFunc) *leash {
+	l := &leash{c: c, origin: from == FromOrigin, stall: stall, grace: grace, least: time.Now().Add(minAttempt), cut: cut}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.since, l.count = time.Now(), c.fl.obj.c.arrived.Load()
@@ -167,14 +169,21 @@ func (l *leash) left() time.Duration {
 	late := max(l.c.timeLeft()+l.grace, time.Until(l.least))
 	left := min(late, l.stall-time.Since(l.since))
 	if l.begun && l.c.starved < maxStarved {
-		left = min(left, max(starvePoll, starveAfter-time.Since(l.since)))
+		left = min(left, max(starvePoll, l.starveAfter()-time.Since(l.since)))
 	}
 	return left
 }
 
+func (l *leash) starveAfter() time.Duration {
+	if l.origin {
+		return 2 * starveAfter
+	}
+	return starveAfter
+}
+
 // starves reports whether the others get on. Callers hold mu.
 func (l *leash) starves() bool {
-	return l.begun && l.c.starved < maxStarved && time.Since(l.since) >= starveAfter && l.c.fl.obj.c.arrived.Load()-l.count >= starveBlocks
+	return l.begun && l.c.starved < maxStarved && time.Since(l.since) >= l.starveAfter() && l.c.fl.obj.c.arrived.Load()-l.count >= starveBlocks
 }
 
 func (l *leash) check() {

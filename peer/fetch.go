@@ -157,6 +157,9 @@ func (w *walk) askCandidate(ctx context.Context, m Member) error {
 		switch {
 		case errors.As(err, &redirect) && redirects < w.p.cfg.MaxRedirects:
 			redirects++
+			if redirect.Lags && w.p.cfg.OnLag != nil {
+				w.p.cfg.OnLag(w.req.ID)
+			}
 			if err := w.follow(ctx, m, redirect.Member); err == nil || ends(ctx, err) && !isRemote(err) {
 				return err
 			}
@@ -193,6 +196,7 @@ func (w *walk) follow(ctx context.Context, owner Member, id string) error {
 		return errNoMember
 	}
 	w.p.stats.RedirectsFollowed.Add(1)
+	w.req.Source.Share()
 	err := w.ask(ctx, m, held)
 	if err != nil {
 		w.noteFailed(id)

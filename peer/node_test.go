@@ -80,6 +80,9 @@ type node struct {
 	spoil  func(*chunk.Piece) // damages what it lends
 	mends  bool               // drops what was found damaged
 	slow   func(ctx context.Context, index uint32) error
+	ctx    context.Context // of flights: ends with the cluster
+	end    func()
+	flying sync.WaitGroup
 	fill   bool // reads as one who brings the whole object to itself
 
 	mu       sync.Mutex
@@ -149,8 +152,10 @@ func (n *node) fly(req chunk.Request) *flight {
 	f := &flight{hops: req.Hops, source: new(chunk.Source), done: make(chan struct{})}
 	req.Source, req.HeldOnly = f.source, false
 	n.flights[index] = f
+	n.flying.Add(1)
 	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+		defer n.flying.Done()
+		ctx, cancel := context.WithTimeout(n.ctx, 5*time.Minute)
 		defer cancel()
 		f.err = n.fetch(ctx, f, req, span)
 		n.mu.Lock()
@@ -316,6 +321,7 @@ type cluster struct {
 	members *Directory
 	rings   map[string]*toyRing
 	mu      sync.Mutex
+	all     []*node          // that were ever started
 	nodes   map[string]*node // changed under mu by the test's goroutine
 	signer  *transfer.Signer
 	logs    bytes.Buffer
@@ -352,6 +358,7 @@ func newCluster(t *testing.T, n, size int) *cluster {
 func (c *cluster) start(id string) *node {
 	c.t.Helper()
 	n := &node{id: id, origin: c.origin, object: c.object, have: map[uint32][]byte{}, came: make(chan struct{}), flights: map[uint32]*flight{}}
+	n.ctx, n.end = context.WithCancel(context.Background())
 	logger := slog.New(slog.NewTextHandler(&lockedWriter{w: &c.logs}, nil)).With("node", id)
 	stats := new(transfer.Stats)
 	client := transfer.NewClient(transfer.ClientConfig{Self: id, Geometry: small, Signer: c.signer, Dial: c.net.dialer(id), Stats: stats, Logger: logger})
@@ -384,6 +391,7 @@ func (c *cluster) start(id string) *node {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.nodes[id] = n
+	c.all = append(c.all, n)
 	return n
 }
 
@@ -399,7 +407,11 @@ func (l *lockedWriter) Write(p []byte) (int, error) {
 
 // stop ends every node.
 func (c *cluster) stop() {
-	for _, n := range c.nodes {
+	for _, n := range c.all {
+		n.end()
+	}
+	for _, n := range c.all {
+		n.flying.Wait()
 		n.stop()
 	}
 }

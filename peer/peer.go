@@ -93,6 +93,10 @@ type Config struct {
 	// again before the next one is, default 4.
 	MaxBusyRetries int
 
+	// OnLag, unless nil, is told when an owner says that this node is far behind others who
+	// fill an object.
+	OnLag func(chunk.ObjectID)
+
 	Breaker BreakerConfig
 	// Rand gives the jitter; nil means a source of its own.
 	Rand *rand.Rand

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -53,8 +54,17 @@ type StatusFunc func(ctx context.Context) ([]byte, error)
 
 // Server answers the other members on the peer port.
 type Server struct {
-	cfg  ServerConfig
-	gate *gate
+	cfg    ServerConfig
+	gate   *gate
+	sender atomic.Pointer[transfer.Server] // nil before Run
+}
+
+// Lags ends what this node sends to members that were sent here for an object that they fill:
+// an owner found this node far behind others. It fits [Config].OnLag.
+func (s *Server) Lags(object chunk.ObjectID) {
+	if t := s.sender.Load(); t != nil {
+		t.CutFills(object)
+	}
 }
 
 // NewServer returns a Server; nothing listens before [Server.Run].
@@ -125,7 +135,9 @@ func (s *Server) blocks() *http.Server {
 	cfg := s.cfg.Bounds
 	cfg.Self, cfg.Geometry, cfg.Lender, cfg.Gate = s.cfg.Self, s.cfg.Geometry, s.cfg.Lender, s.gate
 	cfg.Verifier, cfg.Stats, cfg.Logger = s.cfg.Verifier, s.cfg.Transfer, s.cfg.Logger
-	return transfer.NewServer(cfg).HTTP()
+	server := transfer.NewServer(cfg)
+	s.sender.Store(server)
+	return server.HTTP()
 }
 
 func (s *Server) calls() *grpc.Server {
@@ -214,7 +226,7 @@ func (g *gate) Admit(ctx context.Context, req transfer.Request) transfer.Verdict
 		}
 		if _, ok := g.members.Lookup(d.Redirect); ok {
 			g.stats.RedirectsGiven.Add(1)
-			return transfer.Verdict{Redirect: d.Redirect}
+			return transfer.Verdict{Redirect: d.Redirect, Lags: d.Lags}
 		}
 		g.plan.Leave(d.Redirect)
 	}

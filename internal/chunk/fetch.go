@@ -61,7 +61,19 @@ type Request struct {
 // right now. With it the node knows for whom it is no source (see
 // [Request.From]), from before the first block on. A nil Source takes notes and
 // forgets them. It is safe for concurrent use.
-type Source struct{ member atomic.Pointer[string] }
+type Source struct {
+	member atomic.Pointer[string]
+	// Shared, unless nil, becomes true when it turns out that others receive the same
+	// object now.
+	Shared *atomic.Bool
+}
+
+// Share notes that others receive the same object now.
+func (s *Source) Share() {
+	if s != nil && s.Shared != nil {
+		s.Shared.Store(true)
+	}
+}
 
 // Set notes that member is asked from now on, or nobody if it is "".
 func (s *Source) Set(member string) {

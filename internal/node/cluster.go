@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/objstore"
 	"github.com/shardwell/shardwell/peer"
 	"github.com/shardwell/shardwell/peer/member"
@@ -89,6 +90,11 @@ func openCluster(n *Node) (_ *cluster, err error) {
 			Self: n.id, Geometry: n.geometry, Signer: c.signer, Buffers: n.arena, Stats: &c.bytes, Logger: n.log,
 		}),
 		Signer: c.signer, Logger: n.log,
+		OnLag: func(id chunk.ObjectID) {
+			if c.server != nil { // made before the first fetch
+				c.server.Lags(id)
+			}
+		},
 	})
 	return c, err
 }

@@ -13,7 +13,7 @@ import (
 // How an object is read for a caller, in bytes.
 const (
 	readStepBytes  = 1 << 20
-	readAheadBytes = 32 << 20 // where the cache does not take all of it
+	readAheadBytes = 128 << 20 // where the cache does not take all of it
 )
 
 // Read implements control.Node: an object is read as a walk through a mounted file is.

@@ -17,11 +17,19 @@ func (p *Plan) Ask(now time.Time, req Request) Decision {
 	if !req.ServeOnly {
 		source = p.choose(now, s, req)
 	}
-	p.receiving(now, s, req, source)
-	if source == nil {
-		return Decision{}
+	if h := s.members[req.Member]; req.Fill && (h == nil || h.stranger) {
+		k := p.casts[req.Chunk.Object]
+		if f := k.members[req.Member]; f != nil {
+			f.asked++
+			k.most = max(k.most, f.asked)
+		}
 	}
-	return Decision{Redirect: source.id}
+	p.receiving(now, s, req, source)
+	d := Decision{Lags: req.Fill && p.lags(p.casts[req.Chunk.Object], req.Member)}
+	if source != nil {
+		d.Redirect = source.id
+	}
+	return d
 }
 
 // Gather notes that a member fills an object, and returns how long its request is to wait
@@ -189,7 +197,9 @@ func (p *Plan) noteFailures(now time.Time, s *state, req Request) {
 		return
 	}
 	for _, id := range req.Failed {
-		p.casts[req.Chunk.Object].remove(id) // until it asks again
+		if f := p.casts[req.Chunk.Object].members[id]; f != nil {
+			f.last = time.Time{} // not expected until it asks again
+		}
 		if h := p.remember(s, id, now); h != nil {
 			h.failed = now
 		}
@@ -302,7 +312,7 @@ func (p *Plan) choose(now time.Time, s *state, req Request) *holder {
 		depth := p.depth(now, h)
 		c := candidate{h: h, room: h.children < p.cfg.MaxSends, cost: h.children + depth/p.cfg.MaxChain, depth: depth, distance: at - h.place,
 			inRack: req.Rack != "" && h.rack == req.Rack, inZone: req.Zone != "" && h.zone == req.Zone}
-		if p.isBlamed(h.id, now) {
+		if p.isBlamed(h.id, now) || req.Fill && p.lags(p.casts[req.Chunk.Object], h.id) {
 			c.cost++
 		}
 		if c.before(best) {
@@ -315,7 +325,7 @@ func (p *Plan) choose(now time.Time, s *state, req Request) *holder {
 	id := ""
 	k := p.casts[req.Chunk.Object]
 	for other, f := range k.members {
-		if s.members[other] != nil || other == req.Member || now.Sub(f.last) >= p.cfg.FillFor || p.isBlamed(other, now) || slices.Contains(req.Failed, other) {
+		if s.members[other] != nil || other == req.Member || now.Sub(f.last) >= p.cfg.FillFor || p.lags(k, other) || p.isBlamed(other, now) || slices.Contains(req.Failed, other) {
 			continue
 		}
 		c := candidate{h: &expected, room: true, distance: at - f.place, cost: k.rank(p.place, f.place) / p.cfg.MaxChain,

@@ -51,19 +51,18 @@ type scaleResult struct {
 }
 
 type node struct {
-	id, rack  string
-	up, down  float64 // when the link is free
-	rate      float64
-	next      int // chunk to take
-	left      int
-	sent      float64
-	dead      float64 // when it stops; 0: never
-	finished  float64
-	peers     map[int32]int16 // connections in use
-	most      int
-	plans     *broadcast.Plan
-	forRack   *broadcast.Plan
-	neighbour string
+	id, rack string
+	up, down float64 // when the link is free
+	rate     float64
+	next     int // chunk to take
+	left     int
+	sent     float64
+	dead     float64 // when it stops; 0: never
+	finished float64
+	peers    map[int32]int16 // connections in use
+	most     int
+	plans    *broadcast.Plan
+	forRack  *broadcast.Plan
 }
 
 // got is how a node receives a chunk.
@@ -78,7 +77,6 @@ type event struct {
 	from int32 // -1: the origin; of an end
 	what int32 // chunk, or -1: begin
 	done bool
-	fail bool
 }
 
 type events []event

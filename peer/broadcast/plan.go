@@ -49,6 +49,10 @@ type Config struct {
 	// afterwards it counts as having the chunk. It is longer than any transfer may
 	// stall. Default 1 min.
 	Settle time.Duration
+	// MaxLag is how many chunks of an object a member may have asked for less than the one
+	// that asked for most, until it is named after others, default 4. One whose link is slow gets there
+	// soon, and those who are to receive from it wait for it.
+	MaxLag int
 	// MaxChunks and MaxMembers bound the chunks remembered and the members of each,
 	// default 4096 and 1024. Those asked for longest ago are forgotten first.
 	MaxChunks, MaxMembers int
@@ -67,7 +71,7 @@ func (c *Config) setDefaults() {
 	for _, n := range [...]struct {
 		to  *int
 		def int
-	}{{&c.MaxSends, 3}, {&c.MaxChain, 12}, {&c.MaxChunks, 4096}, {&c.MaxMembers, 1024}} {
+	}{{&c.MaxSends, 3}, {&c.MaxChain, 12}, {&c.MaxLag, 4}, {&c.MaxChunks, 4096}, {&c.MaxMembers, 1024}} {
 		if *n.to <= 0 {
 			*n.to = n.def
 		}
@@ -106,6 +110,9 @@ type Decision struct {
 	// Redirect is the ring id of the member to ask, or "": this node serves it, and
 	// the caller reports the end with Done or Failed.
 	Redirect string
+	// Lags says that the asker is so far behind others who fill the object that nobody
+	// should wait for it.
+	Lags bool
 }
 
 // Plan is who has, and who is receiving, each hot chunk of which this node is the
@@ -132,6 +139,7 @@ type state struct {
 type cast struct {
 	chunks  int // of the object that are remembered
 	begun   time.Time
+	most    int // of filler.asked
 	members map[string]*filler
 	places  []uint64 // of the members, sorted
 }
@@ -144,6 +152,12 @@ func (k *cast) rank(from, to uint64) int {
 		return j - i
 	}
 	return len(k.places) - i + j
+}
+
+// lags reports whether a member that fills the object is far behind others.
+func (p *Plan) lags(k *cast, member string) bool {
+	f := k.members[member]
+	return f != nil && k.most-f.asked >= p.cfg.MaxLag
 }
 
 func (k *cast) add(member string, f *filler) {
@@ -166,6 +180,7 @@ func (k *cast) remove(member string) {
 type filler struct {
 	zone, rack string
 	last       time.Time // it asked for a chunk of the object
+	asked      int       // chunks
 	place      uint64
 }
 

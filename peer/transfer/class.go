@@ -98,6 +98,7 @@ func (e *RemoteError) Unwrap() error { return e.Class }
 type RedirectError struct {
 	Peer   string // who said so
 	Member string // ring id of the one to ask
+	Lags   bool   // the asker is far behind others who fill the object: nobody should wait for it
 }
 
 func (e *RedirectError) Error() string { return "peer " + e.Peer + " names member " + e.Member }

@@ -324,8 +324,9 @@ func (c *Client) checkAnswer(to Target, resp *http.Response, sent tag) error {
 	switch {
 	case resp.StatusCode == http.StatusOK || resp.StatusCode == http.StatusNoContent:
 		return nil
-	case resp.StatusCode == http.StatusMisdirectedRequest && validMemberID(h.Get(headerRedirect)):
-		return &RedirectError{Peer: to.ID, Member: h.Get(headerRedirect)}
+	case resp.StatusCode == http.StatusMisdirectedRequest && validMemberID(strings.TrimSuffix(h.Get(headerRedirect), lagsSuffix)):
+		member, lags := strings.CutSuffix(h.Get(headerRedirect), lagsSuffix)
+		return &RedirectError{Peer: to.ID, Member: member, Lags: lags}
 	case remote.Class == nil:
 		remote.Class = ErrMalformed
 		remote.Message = "status " + resp.Status

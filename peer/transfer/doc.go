@@ -16,6 +16,8 @@
 //	GET /v1/blocks/{object id}/{first}-{last}
 //	200, Content-Length, frames · 421 with a member's id · 4xx, 5xx with a class
 //
+// Behind the member's id a "*" says that the asker lags behind others who fill the object.
+//
 // Each frame is a 16-byte little-endian header {block, length, CRC32C, zero} and the
 // block's bytes, in the order in which the holder gets them. [Signs] frames {2³²−1, 0, 0, 0}
 // without bytes are spread over the answer: one for each second in which the holder

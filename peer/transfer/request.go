@@ -49,6 +49,9 @@ const (
 	maxMessageBytes = 512
 )
 
+// lagsSuffix behind a redirect's member says what RedirectError.Lags does. It is in no ring id.
+const lagsSuffix = "*"
+
 // AnyMember among the failed members says: name nobody, answer yourself.
 const AnyMember = "*"
 

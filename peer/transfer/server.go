@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -24,6 +25,8 @@ type Gate interface {
 type Verdict struct {
 	// Redirect is the ring id of the member to ask instead, "" to serve here.
 	Redirect string
+	// Lags is told to the asker with a Redirect; see [RedirectError].
+	Lags bool
 	// Done is called once when a request that was served here has ended, with nil
 	// when every block left. May be nil.
 	Done func(error)
@@ -80,12 +83,51 @@ type Server struct {
 	cfg     ServerConfig
 	streams chan struct{} // one slot for each answer under way
 	rate    *rate.Limiter // of payload; nil without a bound
+
+	mu    sync.Mutex
+	fills map[*fillAnswer]struct{} // under way; at most MaxStreams; guarded by mu
+}
+
+// fillAnswer is an answer to a member that was sent here for a chunk of an object that it fills.
+type fillAnswer struct {
+	object chunk.ObjectID
+	cut    context.CancelFunc
+}
+
+// CutFills ends the answers to members that were sent here for an object they fill, so
+// that they go elsewhere for the rest.
+func (s *Server) CutFills(object chunk.ObjectID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for f := range s.fills {
+		if f.object == object {
+			f.cut()
+		}
+	}
+}
+
+// asFill lets CutFills end an answer. The caller calls the function in the end.
+func (s *Server) asFill(ctx context.Context, req Request) (context.Context, func()) {
+	if !req.Fill || !req.HeldOnly {
+		return ctx, func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	f := &fillAnswer{object: req.ID, cut: cancel}
+	s.mu.Lock()
+	s.fills[f] = struct{}{}
+	s.mu.Unlock()
+	return ctx, func() {
+		s.mu.Lock()
+		delete(s.fills, f)
+		s.mu.Unlock()
+		cancel()
+	}
 }
 
 // NewServer returns a Server.
 func NewServer(cfg ServerConfig) *Server {
 	cfg.setDefaults()
-	s := &Server{cfg: cfg, streams: make(chan struct{}, cfg.MaxStreams)}
+	s := &Server{cfg: cfg, fills: make(map[*fillAnswer]struct{}), streams: make(chan struct{}, cfg.MaxStreams)}
 	if cfg.MaxSentBytesPerSecond > 0 {
 		// One block at once; what was not used is not saved up.
 		s.rate = rate.NewLimiter(rate.Limit(cfg.MaxSentBytesPerSecond), int(cfg.Geometry.BlockBytes))
@@ -164,6 +206,9 @@ func (s *Server) serveBlocks(ans *answer, r *http.Request) {
 		verdict = s.cfg.Gate.Admit(r.Context(), req)
 	}
 	if verdict.Redirect != "" {
+		if verdict.Lags {
+			verdict.Redirect += lagsSuffix
+		}
 		ans.redirect(verdict.Redirect)
 		return
 	}
@@ -186,6 +231,8 @@ func (s *Server) lend(ans *answer, ctx context.Context, req Request) error {
 	ans.length = bodyBytes(s.cfg.Geometry, req.Object.Size, req.Span)
 	ans.left = blockSet{span: req.Span}
 	ans.size = req.Object.Size
+	ctx, done := s.asFill(ctx, req)
+	defer done()
 	ans.signLife()
 	send := ans.send
 	if s.rate != nil {
