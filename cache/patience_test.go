@@ -31,7 +31,7 @@ func hangs(ctx context.Context, _ chunk.Request, _ chunk.Deliver) error {
 	return ctx.Err()
 }
 
-// SEMANTICS E1: Not found is ENOENT at open; denied is EACCES; changed or deleted under an open handle is ESTALE; everything transient is retried inside a budget (60 s by default) and then EIO.
+// SEMANTICS E1: Not found is ENOENT at open; denied is EACCES; changed or deleted under an open handle is ESTALE; everything transient is retried inside a budget (60 s by default), one for each call however much it asks, and then EIO.
 func TestReadersHaveOneBudget(t *testing.T) {
 	for name, origin := range map[string]fetcherFunc{
 		"hangs":   hangs,

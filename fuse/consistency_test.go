@@ -33,8 +33,7 @@ func content(t *testing.T, path string) string {
 // bytes where they are still held, else ESTALE; never a mix of versions, never zeros, never a short
 // read before the end.
 //
-// SEMANTICS F1: With `ttl=60s` (the default; any duration) an open sees a version that was current at
-// most that long ago.
+// SEMANTICS F1: With `ttl=60s` (the default; any duration) an open sees a version that was current at most that long ago, or that was the last one known while the origin is silent (O5).
 //
 // SEMANTICS F2: With `open`, an open sees a version that was current after the call began; a name that
 // was gone by then is ENOENT.
@@ -193,8 +192,7 @@ func TestFileBecomesDirectory(t *testing.T) {
 
 // Within the TTL, listed names are opened and looked at without a request.
 //
-// SEMANTICS F1: With `ttl=60s` (the default; any duration) an open sees a version that was current at
-// most that long ago.
+// SEMANTICS F1: With `ttl=60s` (the default; any duration) an open sees a version that was current at most that long ago, or that was the last one known while the origin is silent (O5).
 func TestNoRequestsWithinTTL(t *testing.T) {
 	o := newOrigin()
 	const count = 2000
@@ -372,7 +370,7 @@ func TestRelisting(t *testing.T) {
 }
 
 // SEMANTICS E1: Not found is ENOENT at open; denied is EACCES; changed or deleted under an open handle
-// is ESTALE; everything transient is retried inside a budget (60 s by default) and then EIO.
+// is ESTALE; everything transient is retried inside a budget (60 s by default), one for each call however much it asks, and then EIO.
 func TestErrors(t *testing.T) {
 	o := newOrigin()
 	o.put("d/f", []byte("x"))
@@ -450,4 +448,47 @@ func TestSharedListing(t *testing.T) {
 	if n := o.lists.Load(); n > 2000/50+2 {
 		t.Errorf("%d LISTs", n)
 	}
+}
+
+// What exists is counted, not what ever did: of a directory that vanishes, all below it goes.
+func TestCountsFollowTheOrigin(t *testing.T) {
+	o := newOrigin()
+	for i := range 20 {
+		o.put(fmt.Sprintf("old/%d/f", i), []byte("0123456789"))
+	}
+	m := mount(t, o, nil)
+	look := func() {
+		t.Helper()
+		for _, d := range names(t, m.dir) {
+			for _, sub := range names(t, m.path(d)) {
+				names(t, m.path(d+"/"+sub))
+			}
+		}
+	}
+	want := func(files, bytes int64, inodes uint64) {
+		t.Helper()
+		var st syscall.Statfs_t
+		if err := syscall.Statfs(m.dir, &st); err != nil {
+			t.Fatal(err)
+		}
+		if f, b := m.Listed(); f != files || b != bytes || st.Files != inodes {
+			t.Errorf("%d files of %d bytes, %d inodes; want %d of %d, %d", f, b, st.Files, files, bytes, inodes)
+		}
+	}
+	look()
+	want(20, 200, 1+1+20+20)
+	for i := range 20 {
+		o.delete(fmt.Sprintf("old/%d/f", i))
+	}
+	for i := range 13 {
+		o.put(fmt.Sprintf("new/%d/f", i), []byte("012"))
+	}
+	m.Forget(t.Context(), "")
+	look()
+	want(13, 39, 1+1+13+13)
+	o.delete("new/1/f")
+	o.put("new/2/f", []byte("changed"))
+	m.Forget(t.Context(), "new/")
+	look()
+	want(12, 11*3+7, 1+1+12+12)
 }

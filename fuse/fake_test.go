@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/md5"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -35,12 +36,14 @@ type fakeOrigin struct {
 	answered func(key string) // before Head returns what it has found
 	headErr  error
 	listErr  error
-	onlyUTF8 bool   // other keys are listed, but refused
-	backing  string // directory of complete files; "" = none
+	silent   chan struct{} // what is asked waits for it; nil = nothing
+	onlyUTF8 bool          // other keys are listed, but refused
+	backing  string        // directory of complete files; "" = none
 
 	backingName string // of every file there, instead of its id
 
 	heads, lists atomic.Int64
+	asked        atomic.Int64 // while silent
 	opens        atomic.Int64
 	openFiles    atomic.Int64
 	stuck        chan struct{} // reads of keys that begin with "stuck", and HEADs of "stuck-name", wait for it
@@ -93,6 +96,9 @@ func (o *fakeOrigin) Head(ctx context.Context, q objstore.Query, key string) (ob
 		info, _, err := old.Head(ctx, q, key)
 		return info, o.oldAge, err
 	}
+	if err := o.hear(ctx); err != nil {
+		return objstore.Info{}, 0, err
+	}
 	if o.answered != nil {
 		defer o.answered(key) // runs after the unlock
 	}
@@ -128,6 +134,38 @@ func (o *fakeOrigin) waitStuck(ctx context.Context) error {
 	}
 }
 
+// hush makes the origin leave all questions without an answer until the returned
+// function is called.
+func (o *fakeOrigin) hush() (speak func()) {
+	silent := make(chan struct{})
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.silent = silent
+	return sync.OnceFunc(func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.silent = nil
+		close(silent)
+	})
+}
+
+// hear waits while the origin is silent.
+func (o *fakeOrigin) hear(ctx context.Context) error {
+	o.mu.Lock()
+	silent := o.silent
+	o.mu.Unlock()
+	if silent == nil {
+		return nil
+	}
+	o.asked.Add(1)
+	select {
+	case <-silent:
+		return nil
+	case <-ctx.Done():
+		return objstore.Unavailable(errors.New("no answer of a test"))
+	}
+}
+
 // oldFor returns who answers a question with what was once, nil for o itself.
 func (o *fakeOrigin) oldFor(q objstore.Query) *fakeOrigin {
 	o.mu.Lock()
@@ -144,6 +182,9 @@ func (o *fakeOrigin) List(ctx context.Context, q objstore.Query, req objstore.Li
 	if old := o.oldFor(q); old != nil {
 		page, _, err := old.List(ctx, q, req)
 		return page, o.oldAge, err
+	}
+	if err := o.hear(ctx); err != nil {
+		return objstore.Page{}, 0, err
 	}
 	o.lists.Add(1)
 	o.mu.Lock()

@@ -1,6 +1,8 @@
 package fuse
 
 import (
+	"context"
+	"fmt"
 	"runtime/debug"
 	"syscall"
 	"time"
@@ -8,6 +10,7 @@ import (
 	gofuse "github.com/hanwen/go-fuse/v2/fuse"
 	"github.com/shardwell/shardwell/fuse/snapshot"
 	"github.com/shardwell/shardwell/fuse/tree"
+	"github.com/shardwell/shardwell/objstore"
 )
 
 // rawFS answers the requests that the loop hands to go-fuse. Reads of data are not
@@ -34,7 +37,7 @@ func (f *rawFS) Lookup(_ <-chan struct{}, h *gofuse.InHeader, name string, out *
 	var a found
 	if r.answer != nil {
 		a = *r.answer
-	} else if a, err = s.lookup(r.ctx, d, name); err != nil {
+	} else if a, err = s.lookupOnce(r.ctx, d, name, h); err != nil {
 		return s.fail(err, "look up", d.Prefix+name)
 	}
 	if a.absent {
@@ -46,6 +49,21 @@ func (f *rawFS) Lookup(_ <-chan struct{}, h *gofuse.InHeader, name string, out *
 	}
 	s.entryOut(a.dir, a.index, a.holds, out)
 	return gofuse.OK
+}
+
+// lookupOnce answers a look-up; when the kernel repeats one that waited in vain, in the
+// same call of the same thread, at once.
+func (s *Session) lookupOnce(ctx context.Context, d *snapshot.Dir, name string, h *gofuse.InHeader) (found, error) {
+	this := failedLookup{parent: h.NodeId, name: name, thread: h.Pid}
+	if s.failed.take(this) {
+		return found{}, fmt.Errorf("look up %q again: %w", name, objstore.ErrUnavailable)
+	}
+	began := time.Now()
+	a, err := s.lookup(ctx, d, name)
+	if isSilence(err) && time.Since(began) >= sameCall {
+		s.failed.add(this)
+	}
+	return a, err
 }
 
 // knowsAnswer returns the answer to a LOOKUP when that takes no waiting. A page of the
@@ -111,10 +129,10 @@ func (f *rawFS) GetAttr(_ <-chan struct{}, in *gofuse.GetAttrIn, out *gofuse.Att
 func (f *rawFS) StatFs(_ <-chan struct{}, _ *gofuse.InHeader, out *gofuse.StatfsOut) gofuse.Status {
 	// What has been seen of the bucket is used, and nothing is free.
 	const unit = 4096
-	bytes, names := f.s.store.Bytes(), uint64(f.s.store.Records())
+	seen := f.s.store.Counts()
 	out.Bsize, out.Frsize = blockBytes, unit
-	out.Blocks = (uint64(max(0, bytes)) + unit - 1) / unit
-	out.Files = names
+	out.Blocks = (uint64(max(0, seen.Bytes)) + unit - 1) / unit
+	out.Files = uint64(1 + seen.Files + seen.Dirs)
 	out.NameLen = tree.MaxNameBytes
 	return gofuse.OK
 }

@@ -2,7 +2,7 @@
 //
 // It promises that an open file is one version of one object: its bytes, or an
 // error; that names and versions are no older than the mount's [Consistency]
-// says; that a request which waits for a slow origin holds up no other; and that
+// says, while the origin answers; that a request which waits for a slow origin holds up no other; and that
 // node ids, handles and directory cookies mean the same to a successor of this
 // process, which finds them in [Config.StateDir] and in [SessionState].
 //
@@ -64,7 +64,7 @@ type Mode int
 
 // The modes of [Consistency].
 const (
-	ModeTTL       Mode = iota // no older than Consistency.TTL
+	ModeTTL       Mode = iota // no older than Consistency.TTL, or as the origin said last while it is silent
 	ModeOpen                  // asked anew at each open, and when a name is not there; else no older than a second
 	ModeImmutable             // what was found once is never asked for again; what was not, after Consistency.TTL
 )
@@ -78,10 +78,14 @@ type Consistency struct {
 // Limits and defaults.
 const (
 	DefaultTTL            = 60 * time.Second
-	DefaultReadAheadBytes = 1 << 20  // of the kernel, per open file
-	DefaultPrefetchBytes  = 64 << 20 // of this node, per open file
-	MaxReplyBytes         = 1 << 20  // payload of one READ reply: 256 pages, the kernel's limit
-	MaxInFlightRequests   = 4096     // per session; behind them the kernel queues
+	DefaultNameBudget     = 60 * time.Second
+	DefaultReadAheadBytes = 1 << 20 // of the kernel, per open file
+	// DefaultPrefetchBytes is how far this node is ahead, per open file. Chunks that share a
+	// link come at about the same time, and the next are asked for when the reader
+	// has the first: with the 64 MiB that fill 500 Mbit/s, the link stood still then.
+	DefaultPrefetchBytes = 128 << 20
+	MaxReplyBytes        = 1 << 20 // payload of one READ reply: 256 pages, the kernel's limit
+	MaxInFlightRequests  = 4096    // per session; behind them the kernel queues
 	// MaxBackgroundRequests is how much readahead the kernel has in flight. When it is
 	// all stuck at a dead origin, readahead of local files waits in the kernel: so it is
 	// far more than keeps any link busy. It costs nothing: a request that waits has no
@@ -110,6 +114,9 @@ type Config struct {
 	StateDir string
 
 	Consistency Consistency
+	// NameBudget is how long a look-up, an open or a step of a listing waits for answers of
+	// Names in all; 0 means DefaultNameBudget. Names give up by themselves before.
+	NameBudget time.Duration
 
 	UID, GID          uint32      // owner of everything
 	FileMode, DirMode fs.FileMode // permission bits; 0 means 0444 and 0555
@@ -135,6 +142,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("consistency mode %d: unknown", c.Consistency.Mode)
 	case c.Consistency.TTL < 0:
 		return fmt.Errorf("consistency ttl %v: must not be negative", c.Consistency.TTL)
+	case c.NameBudget < 0:
+		return fmt.Errorf("budget of %v for names: must not be negative", c.NameBudget)
 	case c.FileMode&^fs.ModePerm != 0 || c.DirMode&^fs.ModePerm != 0:
 		return fmt.Errorf("file mode %#o, directory mode %#o: only permission bits can be set", c.FileMode, c.DirMode)
 	case len(c.Prefix) > chunk.MaxKeyBytes:

@@ -58,6 +58,7 @@ type listing struct {
 	wanted uint32    // index up to which somebody has read
 	asleep int       // readers that wait for the next page
 	void   bool      // its pages may be older than a Forget
+	passed bool      // readers do not wait for it: what was known before is shown
 	turned chan struct{}
 	want   chan struct{} // wanted or asleep has grown
 	err    error
@@ -79,7 +80,7 @@ func (dir *directory) forget(prefix string) {
 	defer dir.mu.Unlock()
 	dir.since = time.Time{}
 	if dir.listing != nil {
-		dir.listing.void = true
+		dir.listing.void, dir.listing.passed = true, false
 	}
 	dir.snap.Distrust(prefix)
 }
@@ -106,7 +107,7 @@ func (dir *directory) judge(index uint32) (uint32, verdict) {
 	}
 	l := dir.listing
 	switch {
-	case l == nil:
+	case l == nil, l.passed:
 		if v.Gone {
 			return current, hide
 		}
@@ -127,7 +128,12 @@ func (dir *directory) judge(index uint32) (uint32, verdict) {
 // more. At index 0 it begins a new listing when the last one is too old.
 func (s *Session) await(ctx context.Context, dir *directory, index uint32) error {
 	l := s.listingFor(dir, index)
-	for l != nil {
+	if l == nil {
+		return nil
+	}
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	for {
 		turned, ready := dir.doze(l, &index)
 		if ready {
 			return nil
@@ -135,10 +141,18 @@ func (s *Session) await(ctx context.Context, dir *directory, index uint32) error
 		var err error
 		select {
 		case <-turned:
+			timer.Reset(patience)
+		case <-timer.C:
+			s.passBy(dir, l, errImpatient)
+		case <-s.silenceBegins(dir):
+			s.passBy(dir, l, nil)
 		case <-ctx.Done():
 			err = ctx.Err()
 		}
 		ended, failed := dir.wake(l)
+		if isSilence(failed) && !errors.Is(failed, errParked) && s.passBy(dir, l, failed) {
+			return nil
+		}
 		if err = errors.Join(err, failed); err != nil {
 			return err
 		}
@@ -146,7 +160,39 @@ func (s *Session) await(ctx context.Context, dir *directory, index uint32) error
 			return nil
 		}
 	}
-	return nil
+}
+
+// silenceBegins returns what is closed while the origin is silent, for readers of
+// a directory that need not wait for it then; nil for others.
+func (s *Session) silenceBegins(dir *directory) <-chan struct{} {
+	if !s.mayGoOn() || dir.completeSince().IsZero() {
+		return nil
+	}
+	return s.silence.begins()
+}
+
+// passBy lets the readers of a directory that was complete once go on without its
+// listing, whose next page the origin does not give. False says that too little is known.
+func (s *Session) passBy(dir *directory, l *listing, why error) bool {
+	dir.mu.Lock()
+	defer dir.mu.Unlock()
+	if !s.mayGoOn() || dir.since.IsZero() {
+		return false
+	}
+	if why != nil {
+		s.fallSilent(why)
+	}
+	if dir.listing == l && !l.passed {
+		l.passed = true
+		l.turn()
+	}
+	return true
+}
+
+// turn wakes who waits for news; directory.mu is held.
+func (l *listing) turn() {
+	close(l.turned)
+	l.turned = make(chan struct{})
 }
 
 // listingFor returns the listing under way, which it starts if a reader at index
@@ -155,7 +201,11 @@ func (s *Session) listingFor(dir *directory, index uint32) *listing {
 	dir.mu.Lock()
 	defer dir.mu.Unlock()
 	stale := dir.since.IsZero() || index == 0 && left(dir.since, s.maxAge(), time.Now()) < 0
-	if dir.listing == nil && stale {
+	switch {
+	case dir.listing != nil || !stale:
+	case s.silence.on.Load() && s.mayGoOn() && !dir.since.IsZero():
+		s.stats.StaleAnswers.Add(1)
+	default:
 		s.startListing(dir)
 	}
 	return dir.listing
@@ -176,6 +226,9 @@ func (dir *directory) doze(l *listing, index *uint32) (turned chan struct{}, rea
 		if v == unsure {
 			break
 		}
+	}
+	if l.passed {
+		return nil, true
 	}
 	l.asleep++
 	l.reach(*index)
@@ -276,8 +329,8 @@ func (s *Session) take(dir *directory, l *listing, page objstore.Page, at time.T
 		}
 		l.seen.set(index)
 	}
-	close(l.turned)
-	l.turned = make(chan struct{})
+	l.passed = false
+	l.turn()
 	return nil
 }
 

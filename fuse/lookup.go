@@ -33,23 +33,60 @@ func (s *Session) known(d *snapshot.Dir, name string, now time.Time) (found, boo
 		if rest := left(s.dirs.of(d).completeSince(), s.maxAbsentAge(), now); rest >= 0 {
 			return found{absent: true, holds: rest}, true
 		}
-		return found{}, false
+		return s.knownInSilence(d, name)
 	}
 	f := found{dir: d, index: index, absent: d.View(index, false).Gone}
 	maxAge := s.maxAge()
 	if f.absent {
 		maxAge = s.maxAbsentAge()
 	}
-	f.holds = left(d.Verified(index), maxAge, now)
-	return f, f.holds >= 0
+	if f.holds = left(d.Verified(index), maxAge, now); f.holds < 0 {
+		return s.knownInSilence(d, name)
+	}
+	return f, true
+}
+
+// knownInSilence is lastKnown while the origin is silent.
+func (s *Session) knownInSilence(d *snapshot.Dir, name string) (found, bool) {
+	if !s.silence.on.Load() {
+		return found{}, false
+	}
+	f, ok := s.lastKnown(d, name)
+	if ok {
+		s.stats.StaleAnswers.Add(1)
+	}
+	return f, ok
+}
+
+// lastKnown returns what was true of a name when the origin last told, if it ever did
+// since names were forgotten, and if the mount may go on with that.
+func (s *Session) lastKnown(d *snapshot.Dir, name string) (found, bool) {
+	if !s.mayGoOn() {
+		return found{}, false
+	}
+	index, ok := d.Find(name)
+	if !ok {
+		told := !s.dirs.of(d).completeSince().IsZero() || s.absent.has(d.Serial, name)
+		return found{absent: true, holds: staleHolds}, told
+	}
+	f := found{dir: d, index: index, absent: d.View(index, false).Gone, holds: staleHolds}
+	return f, !d.Verified(index).IsZero()
 }
 
 // lookup answers a look-up, by asking the origin's names if it must.
 func (s *Session) lookup(ctx context.Context, d *snapshot.Dir, name string) (found, error) {
-	now := time.Now()
-	if f, ok := s.known(d, name, now); ok {
+	if f, ok := s.known(d, name, time.Now()); ok {
 		return f, nil
 	}
+	last, ok := s.lastKnown(d, name)
+	if !ok {
+		return s.learn(ctx, d, name)
+	}
+	return orLast(ctx, s, last, func(ctx context.Context) (found, error) { return s.learn(ctx, d, name) })
+}
+
+// learn asks the origin's names what a name is.
+func (s *Session) learn(ctx context.Context, d *snapshot.Dir, name string) (found, error) {
 	if index, ok := d.Find(name); ok {
 		if v := d.View(index, false); !v.Gone && v.Kind == tree.File {
 			// Most often nothing has changed, and a HEAD says so.
@@ -77,7 +114,7 @@ func (s *Session) ask(ctx context.Context, d *snapshot.Dir, name string, maxAge 
 	)
 	s.stats.Heads.Add(1)
 	s.stats.ListPages.Add(1)
-	began, asked := time.Now(), d.Ask()
+	began, asked, absent := time.Now(), d.Ask(), s.absent.begin()
 	both.Go(func() { a.Head, headAge, a.HeadErr = s.cfg.Names.Head(ctx, q, key) })
 	a.Below, listAge, a.ListErr = s.cfg.Names.List(ctx, q, objstore.ListRequest{Prefix: key + "/", Limit: 1})
 	both.Wait()
@@ -100,6 +137,7 @@ func (s *Session) ask(ctx context.Context, d *snapshot.Dir, name string, maxAge 
 		if err := d.Remove(name, at, asked); err != nil {
 			return found{}, err
 		}
+		s.absent.add(absent, d.Serial, name)
 		if asked != d.Ask() {
 			at = time.Time{} // forgotten meanwhile
 		}

@@ -161,7 +161,7 @@ func (s *Session) start(ctx context.Context, req []byte) bool {
 		return false
 	}
 	r := &request{bytes: slices.Clone(req), began: time.Now()}
-	r.ctx, r.cancel = context.WithCancel(ctx)
+	r.ctx, r.cancel = s.requestContext(ctx, h.Opcode)
 	key := h.Unique &^ uniqueResent
 	s.inflight.add(key, r)
 	s.serving.Add(1)
@@ -175,6 +175,19 @@ func (s *Session) start(ctx context.Context, req []byte) bool {
 		s.serve(r)
 	}()
 	return true
+}
+
+// nameGrace is what a request about names gets beyond its budget, so that it ends with
+// the error of those who know what was waited for.
+const nameGrace = 500 * time.Millisecond
+
+// requestContext bounds requests about names, which may take several questions.
+func (s *Session) requestContext(ctx context.Context, opcode uint32) (context.Context, context.CancelFunc) {
+	switch opcode {
+	case opLookup, opOpen, opReaddir, opReaddirplus:
+		return context.WithTimeout(ctx, s.cfg.NameBudget+nameGrace)
+	}
+	return context.WithCancel(ctx)
 }
 
 func (s *Session) serveAtOnce(req []byte) {

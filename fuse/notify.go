@@ -32,6 +32,7 @@ func (s *Session) Forget(ctx context.Context, prefix string) error {
 		}
 		return true
 	})
+	s.absent.forget()
 	n := notice{prefix: prefix, done: make(chan struct{})}
 	select {
 	case <-s.ready:

@@ -1,6 +1,7 @@
 package fuse
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -132,10 +133,25 @@ func (s *Session) checkOpen(ctx context.Context, n node) error {
 	if n.owner.Current(n.index) != n.index {
 		return s.staleOpen()
 	}
-	age := s.openAge()
-	if age > 0 && left(n.owner.Verified(n.index), age, time.Now()) >= 0 {
+	verified := n.owner.Verified(n.index)
+	if age := s.openAge(); age > 0 && left(verified, age, time.Now()) >= 0 {
 		return nil
 	}
+	if !s.mayGoOn() || verified.IsZero() {
+		return s.recheckOpen(ctx, n)
+	}
+	verdict, err := orLast(ctx, s, nil, func(ctx context.Context) (verdict, err error) {
+		if err := s.recheckOpen(ctx, n); err != syscall.ESTALE {
+			return nil, err
+		}
+		return syscall.ESTALE, nil // an answer, not a failure to get one
+	})
+	return cmp.Or(err, verdict)
+}
+
+// recheckOpen is checkOpen for a version that is not known to be fresh.
+func (s *Session) recheckOpen(ctx context.Context, n node) error {
+	age := s.openAge()
 	next, err := s.recheck(ctx, n.owner, n.index, age)
 	if errors.Is(err, objstore.ErrNotExist) {
 		// Gone, or a directory by now.

@@ -142,7 +142,7 @@ func (s *Session) fillFrom(dir *directory, index *uint32, added *int, add adder)
 		}
 		*added++
 	}
-	return false, dir.listing == nil
+	return false, dir.listing == nil || dir.listing.passed
 }
 
 func typeOf(kind tree.Kind) uint32 {

@@ -57,6 +57,9 @@ type Session struct {
 	opens   openTable
 	dirs    dirTable
 	skipped skippedKeys
+	silence silence
+	absent  absentNames
+	failed  failedLookups
 }
 
 // logsPerSecond bounds the lines about failed requests.
@@ -84,6 +87,7 @@ func New(cfg Config) (*Session, error) {
 	}
 	s.inflight.all, s.inflight.news = make(map[uint64]*request), make(chan struct{}, 1)
 	s.opens.init()
+	s.silence.init()
 	s.dirs.all = make(map[*snapshot.Dir]*directory)
 	var err error
 	onLost := func(err error) {
@@ -125,6 +129,9 @@ func (c *Config) setDefaults() {
 	}
 	if c.PrefetchBytes == 0 {
 		c.PrefetchBytes = DefaultPrefetchBytes
+	}
+	if c.NameBudget == 0 {
+		c.NameBudget = DefaultNameBudget
 	}
 	if c.State == nil {
 		c.State = newProcessState()
@@ -325,9 +332,13 @@ func (s *Session) Stats() *Stats {
 	return &s.stats
 }
 
-// Listed returns how many files the mount has shown or listed so far, and the sum of
-// their sizes in bytes. Directories that nobody looked into are not counted.
-func (s *Session) Listed() (files, bytes int64) { return s.store.Files(), s.store.Bytes() }
+// Listed returns how many of the files that the mount has shown or listed so far
+// exist, as far as it knows, and the sum of their sizes in bytes. Directories that nobody
+// looked into are not counted, nor what lies in those that vanished.
+func (s *Session) Listed() (files, bytes int64) {
+	c := s.store.Counts()
+	return c.Files, c.Bytes
+}
 
 // SkippedKey is a key that cannot be shown as a path.
 type SkippedKey struct {

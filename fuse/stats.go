@@ -90,6 +90,9 @@ type Stats struct {
 	CallerLooks atomic.Int64 // times that a caller's signals were looked at
 	Interrupted atomic.Int64 // requests that ended for it
 	StaleOpens  atomic.Int64 // opens sent back to look the name up again
+
+	Silences     atomic.Int64 // times that the origin fell silent
+	StaleAnswers atomic.Int64 // look-ups, opens and listings answered with what was known before it did
 }
 
 func (s *Stats) countError(e syscall.Errno) {

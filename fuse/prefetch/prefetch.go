@@ -15,8 +15,8 @@ const (
 	skipBytes = 2 << 20
 	// minWindowBytes is asked for as soon as a second read follows a first.
 	minWindowBytes = 1 << 20
-	// stepBytes is how far a reader gets at most until ranges are asked for again: one
-	// chunk.
+	// stepBytes is how far a reader gets at most until ranges are asked for again, and
+	// what the ends of large windows are multiples of: one chunk.
 	stepBytes = 8 << 20
 	// maxStreams are told apart in one file: workers that share a descriptor.
 	maxStreams = 4
@@ -60,13 +60,26 @@ func (d *Detector) Read(off, n, size, limit int64) Range {
 	if s.reads < 2 || limit <= 0 || s.next >= size {
 		return Range{}
 	}
-	window := min(limit, max(minWindowBytes, 2*s.run))
-	due := s.asked < 0 || s.next-s.asked >= min(window/2, stepBytes) || s.ahead-s.next < window/4 && s.ahead < size
-	if !due {
+	end := s.end(limit, size)
+	window := end - s.next
+	due := s.asked < 0 || s.next-s.asked >= min(window/2, stepBytes) || end-s.ahead >= min(window/4, stepBytes)
+	if !due || window <= 0 {
 		return Range{}
 	}
-	s.asked, s.ahead = s.next, min(size, s.next+window)
+	s.asked, s.ahead = s.next, end
 	return Range{Off: s.next, N: s.ahead - s.next}
+}
+
+// end returns how far to ask now. Large windows end where a chunk does: one that is
+// asked for in two pieces takes two requests, and a small piece among large ones comes
+// late when they share a link.
+func (s *stream) end(limit, size int64) int64 {
+	window := min(limit, max(minWindowBytes, 2*s.run))
+	end := s.next + window
+	if window >= 2*stepBytes {
+		end -= end % stepBytes
+	}
+	return min(end, size)
 }
 
 // find returns the stream that a read continues, or a new one in the place of the

@@ -65,7 +65,7 @@ func TestPatterns(t *testing.T) {
 		"10 KiB steps":       {sequence(512, 10*kib, 10*kib, 10000), 97*mib + 55*mib, 98*mib + 64*mib},
 		"small skips":        {sequence(0, 100*kib, 120*kib, 1000), 110 * mib, 200 * mib},
 		"readahead shuffled": {shuffled, 150 * mib, 170 * mib},
-		"two streams":        {two, 2 * 160 * mib, 2 * 168 * mib},
+		"two streams":        {two, 2 * 155 * mib, 2 * 168 * mib},
 		"backwards":          {sequence(size-mib, 128*kib, -128*kib, 1000), 0, 2 * mib},
 		"far strides":        {sequence(0, 128*kib, 16*mib, 200), 0, 0},
 		"random":             {random(), 0, 3 * mib},
@@ -90,6 +90,46 @@ func TestSwitch(t *testing.T) {
 	d.Read(7<<30, 128*kib, 1<<41, 64*mib)
 	if got := d.Read(7<<30+128*kib, 128*kib, 1<<41, 64*mib); got.Off != 7<<30+256*kib || got.N != mib {
 		t.Errorf("asked for %+v", got)
+	}
+}
+
+// Beyond the first chunks what is asked for anew is whole chunks.
+func TestWholeChunks(t *testing.T) {
+	const size, limit, chunk = 1000*mib + 5, 64 * mib, 8 * mib
+	var d Detector
+	end, asks := int64(0), 0
+	for off := int64(0); off < size; off += mib {
+		got := d.Read(off, mib, size, limit)
+		if got.N == 0 || got.Off+got.N == end {
+			continue
+		}
+		if got.Off < 16*mib {
+			end = got.Off + got.N
+			continue
+		}
+		if end%chunk != 0 || got.Off > end {
+			t.Fatalf("asked from %d on after an end at %d", got.Off, end)
+		}
+		end = got.Off + got.N
+		asks++
+	}
+	if end != size || asks > int(size/chunk) {
+		t.Errorf("asked up to %d in %d steps, want %d in at most %d", end, asks, size, size/chunk)
+	}
+}
+
+// While a window grows, the reader has more than it has read asked for ahead of it, so that it
+// never waits for the next doubling.
+func TestGrows(t *testing.T) {
+	var d Detector
+	ahead := int64(0)
+	for read := mib; read <= 64*mib; read += mib {
+		if got := d.Read(read-mib, mib, 1<<40, 64*mib); got.N > 0 {
+			ahead = got.Off + got.N
+		}
+		if lead := ahead - read; read > mib && lead < min(read, 56*mib) {
+			t.Errorf("%d MiB ahead after %d", lead/mib, read/mib)
+		}
 	}
 }
 

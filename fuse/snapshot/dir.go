@@ -27,6 +27,11 @@ type Dir struct {
 	names    uint32   // slots of table in use
 	replaced bool     // some record replaces another
 	distrust Question // grows with each Distrust
+
+	// Under Store.mu:
+	counts   Counts // of its newest records
+	vanished bool   // it, or one above it, does not exist any more
+	children []*Dir // that have a place
 }
 
 // Question says when a question about names of a directory was put, compared with
@@ -56,14 +61,6 @@ type View struct {
 	// Replaces says that an earlier record has the same name; a listing shows the
 	// name at its first record.
 	Replaces bool
-}
-
-// files returns how many files v adds to those that exist.
-func (v View) files() int64 {
-	if v.Kind == tree.File && !v.Gone {
-		return 1
-	}
-	return 0
 }
 
 // NodeID returns the node id of the entry with an index.
@@ -132,6 +129,11 @@ func (d *Dir) Find(name string) (index uint32, ok bool) {
 func (d *Dir) Current(index uint32) uint32 {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
+	return d.current(index)
+}
+
+// current is Current; mu is held.
+func (d *Dir) current(index uint32) uint32 {
 	if !d.replaced {
 		return index
 	}
@@ -149,7 +151,6 @@ func (d *Dir) Put(e tree.Entry, at time.Time, q Question) (index uint32, changed
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	slot, known := d.slot(e.Name)
-	grown, files := e.Size, View{Kind: e.Kind}.files()
 	r := record{serial: d.Serial, kind: uint8(e.Kind), size: uint64(e.Size), name: e.Name, etag: e.ETag}
 	if !e.ModTime.IsZero() {
 		r.time = e.ModTime.UnixNano()
@@ -163,14 +164,10 @@ func (d *Dir) Put(e tree.Entry, at time.Time, q Question) (index uint32, changed
 			return index, false, nil
 		}
 		r.flags = flagReplaces
-		grown -= old.Size
-		files -= old.files()
 	}
 	index, err = d.add(r, slot, known)
 	if err == nil {
 		d.verified[index] = d.ticks(at, q)
-		d.store.bytes.Add(grown)
-		d.store.files.Add(files)
 	}
 	return index, err == nil, err
 }
@@ -192,24 +189,31 @@ func (d *Dir) Remove(name string, at time.Time, q Question) error {
 	index, err := d.add(record{serial: d.Serial, kind: kindGone, flags: flagReplaces, name: name}, slot, true)
 	if err == nil {
 		d.verified[index] = d.ticks(at, q)
-		d.store.bytes.Add(-old.Size)
-		d.store.files.Add(-old.files())
 	}
 	return err
 }
 
 // add appends a record and points its name to it; mu is held.
 func (d *Dir) add(r record, slot uint32, known bool) (uint32, error) {
-	off, err := d.store.append(r)
+	d.store.mu.Lock()
+	defer d.store.mu.Unlock()
+	off, err := d.store.appendLocked(r)
 	if err != nil {
 		return 0, err
 	}
 	return d.index(uint32(off/recordAlign), r.name, r.flags&flagReplaces != 0, slot, known), nil
 }
 
-// index takes a record into the arrays; mu is held.
+// index takes a record into the arrays and the counts; mu and store.mu are held, or
+// nobody else has the store.
 func (d *Dir) index(off uint32, name string, replaces bool, slot uint32, known bool) uint32 {
 	d.replaced = d.replaced || replaces
+	was, wasID := Counts{}, uint64(0)
+	if known {
+		last := d.table[slot] - 1
+		was, wasID = d.store.view(d.offsets[last], false).counts(), d.NodeID(last)
+	}
+	d.store.count(d, was, d.store.view(off, false).counts(), wasID)
 	i := uint32(len(d.offsets))
 	d.offsets = append(d.offsets, off)
 	d.verified = append(d.verified, 0)

@@ -90,22 +90,14 @@ func (s *Store) loadRecord(identity string) (int64, error) {
 			return 0, errDamaged
 		}
 		s.serial = serial
-		s.addDir(serial, id, text)
+		owner, index := s.Owner(id)
+		s.addDir(serial, id, text, owner, index)
 	case uint8(tree.File), uint8(tree.Dir), kindGone:
 		d := s.dirs[serial]
 		if d == nil {
 			return 0, errDamaged
 		}
 		slot, known := d.slot(text)
-		if known {
-			old := s.view(d.offsets[d.table[slot]-1], false)
-			s.bytes.Add(-old.Size)
-			s.files.Add(-old.files())
-		}
-		s.bytes.Add(int64(binary.LittleEndian.Uint64(b[offSize:])))
-		if b[offKind] == uint8(tree.File) {
-			s.files.Add(1)
-		}
 		d.index(uint32(s.end/recordAlign), text, b[offFlags]&flagReplaces != 0, slot, known)
 	default:
 		return 0, errDamaged

@@ -97,8 +97,7 @@ type Store struct {
 	lost   bool        // it did; under mu
 
 	records atomic.Int64
-	bytes   atomic.Int64 // of the newest versions
-	files   atomic.Int64 // that exist, as far as known
+	total   Counts // of all directories that exist; under mu
 }
 
 // Create starts an empty store in dir for the mount that identity names, whatever
@@ -181,11 +180,13 @@ func (s *Store) Records() int64 { return s.records.Load() }
 // Created returns when the log was begun, also by an earlier process.
 func (s *Store) Created() time.Time { return s.created }
 
-// Bytes returns the sum of the sizes of the newest versions.
-func (s *Store) Bytes() int64 { return s.bytes.Load() }
-
-// Files returns how many files are known to exist.
-func (s *Store) Files() int64 { return s.files.Load() }
+// Counts returns what exists, as far as is known: what lies in a directory that
+// vanished does not.
+func (s *Store) Counts() Counts {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.total
+}
 
 // Root returns the mount's own directory.
 func (s *Store) Root() *Dir {
@@ -238,6 +239,11 @@ func (s *Store) Dirs(f func(*Dir) bool) {
 }
 
 func (s *Store) newDir(id uint64, prefix string) (*Dir, error) {
+	owner, index := s.Owner(id) // nil for the root
+	if owner != nil {
+		owner.mu.RLock() // until the entry cannot vanish unnoticed
+		defer owner.mu.RUnlock()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if d := s.byNode[id]; d != nil {
@@ -248,12 +254,18 @@ func (s *Store) newDir(id uint64, prefix string) (*Dir, error) {
 		return nil, err
 	}
 	s.serial = serial
-	return s.addDir(serial, id, prefix), nil
+	return s.addDir(serial, id, prefix, owner, index), nil
 }
 
-func (s *Store) addDir(serial uint32, id uint64, prefix string) *Dir {
+// addDir gives a place to the directory that is the entry index of owner. s.mu and
+// owner.mu are held, or nobody else has the store.
+func (s *Store) addDir(serial uint32, id uint64, prefix string, owner *Dir, index uint32) *Dir {
 	d := &Dir{store: s, Serial: serial, ID: id, Prefix: prefix}
 	s.dirs[serial], s.byNode[id] = d, d
+	if owner != nil {
+		owner.children = append(owner.children, d)
+		d.vanished = owner.vanished || owner.current(index) != index
+	}
 	return d
 }
 

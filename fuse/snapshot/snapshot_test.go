@@ -58,8 +58,8 @@ func TestVersions(t *testing.T) {
 		t.Errorf("old news: %d, %v", j, changed)
 	}
 	j, changed := put(t, d, two, now.Add(2*time.Second))
-	if !changed || j == i || d.Current(i) != j || !d.View(j, true).Replaces || s.Bytes() != 20 {
-		t.Errorf("new version: %d, %v, current %d, %d bytes", j, changed, d.Current(i), s.Bytes())
+	if !changed || j == i || d.Current(i) != j || !d.View(j, true).Replaces || s.Counts() != (Counts{Files: 1, Bytes: 20}) {
+		t.Errorf("new version: %d, %v, current %d, %+v", j, changed, d.Current(i), s.Counts())
 	}
 	if e, _ := d.Entry(i); e != one {
 		t.Errorf("the old record is %+v", e)
@@ -70,7 +70,7 @@ func TestVersions(t *testing.T) {
 	if err := d.Remove("f", now.Add(3*time.Second), d.Ask()); err != nil {
 		t.Fatal(err)
 	}
-	if k, ok := d.Find("f"); !ok || !d.View(k, false).Gone || s.Bytes() != 0 {
+	if k, ok := d.Find("f"); !ok || !d.View(k, false).Gone || s.Counts() != (Counts{}) {
 		t.Errorf("gone: %d, %v", k, ok)
 	}
 	if err := d.Remove("never", now, d.Ask()); err != nil || d.Len() != 3 {
@@ -114,7 +114,7 @@ func TestRandomReopen(t *testing.T) {
 		id := ids[r.IntN(len(ids))]
 		toy, d := toys[id], s.Known(id)
 		now = now.Add(tick)
-		e := tree.Entry{Name: fmt.Sprintf("%d%s", r.IntN(200), strings.Repeat("x", r.IntN(240))), Kind: tree.File, Size: r.Int64N(3),
+		e := tree.Entry{Name: fmt.Sprintf("%d%s", r.IntN(200), strings.Repeat("x", r.IntN(2)*r.IntN(240))), Kind: tree.File, Size: r.Int64N(3),
 			ETag: []string{"", "0123456789abcdef0123456789abcdef", "0123456789ABCDEF0123456789abcdef", "multi-3"}[r.IntN(4)]}
 		switch old, known := toy.newest[e.Name]; {
 		case r.IntN(4) == 0:
@@ -139,7 +139,11 @@ func TestRandomReopen(t *testing.T) {
 			if index != toy.newest[e.Name] {
 				t.Fatalf("step %d: index %d, want %d", step, index, toy.newest[e.Name])
 			}
-			if e.Kind == tree.Dir && len(ids) < 30 && toys[d.NodeID(index)] == nil {
+			if r.IntN(2) == 0 { // perhaps one that has vanished, which somebody is still in
+				index = uint32(r.IntN(len(toy.entries)))
+				e = toy.entries[index]
+			}
+			if e.Kind == tree.Dir && len(ids) < 60 && r.IntN(9) == 0 && toys[d.NodeID(index)] == nil {
 				sub, err := s.DirOf(d.NodeID(index), d.Prefix+e.Name+"/")
 				if err != nil {
 					t.Fatal(err)
@@ -148,8 +152,12 @@ func TestRandomReopen(t *testing.T) {
 				toys[sub.ID] = &toyDir{newest: map[string]uint32{}}
 			}
 		}
+		if step%100 != 0 {
+		} else if want := existing(s, toys, RootID); s.Counts() != want {
+			t.Fatalf("step %d: counts %+v, want %+v", step, s.Counts(), want)
+		}
 		if step%7000 == 6999 {
-			created, bytes, records := s.Created(), s.Bytes(), s.Records()
+			created, counts, records := s.Created(), s.Counts(), s.Records()
 			if err := s.Close(); err != nil {
 				t.Fatal(err)
 			}
@@ -158,13 +166,32 @@ func TestRandomReopen(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer s.Close()
-			if !s.Created().Equal(created) || s.Bytes() != bytes || s.Records() != records {
-				t.Errorf("reopened: created %v, %d bytes, %d records; want %v, %d, %d", s.Created(), s.Bytes(), s.Records(), created, bytes, records)
+			if !s.Created().Equal(created) || s.Counts() != counts || s.Records() != records {
+				t.Errorf("reopened: created %v, %+v, %d records; want %v, %+v, %d", s.Created(), s.Counts(), s.Records(), created, counts, records)
 			}
 			compare(t, s, toys)
 		}
 	}
 	compare(t, s, toys)
+}
+
+// existing counts what is in a directory and below it.
+func existing(s *Store, toys map[uint64]*toyDir, id uint64) (c Counts) {
+	toy := toys[id]
+	if toy == nil {
+		return Counts{}
+	}
+	for _, i := range toy.newest {
+		switch e := toy.entries[i]; {
+		case toy.gone[i]:
+		case e.Kind == tree.Dir:
+			c.Dirs++
+			c.add(existing(s, toys, s.Known(id).NodeID(i)), 1)
+		default:
+			c.add(Counts{Files: 1, Bytes: e.Size}, 1)
+		}
+	}
+	return c
 }
 
 func compare(t *testing.T, s *Store, toys map[uint64]*toyDir) {
