@@ -18,7 +18,7 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 PROTOC_GEN_GO := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 PROTOC_GEN_GO_GRPC := google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
 
-.PHONY: build demo test unit e2e check fmt vet staticcheck race vuln bench bench-read bench-broadcast bench-scale generate clean
+.PHONY: build demo test unit e2e check fmt vet staticcheck race vuln bench bench-read bench-cache bench-broadcast bench-scale generate clean
 
 build: bin/shardwell
 
@@ -78,7 +78,13 @@ bench:
 # The figures that reads are judged by, one JSON object a line.
 bench-read: bin/shardwell
 	./e2e/setup
-	cd e2e && SHARDWELL_BIN=$(CURDIR)/bin/shardwell go run ./bench
+	cd e2e && SHARDWELL_BIN=$(CURDIR)/bin/shardwell go run ./bench -run '^(ring|warm|peer|cold|unshaped|once|names|million|readers)$$'
+
+# The figures that the cache is judged by, likewise: the policy alone, then real nodes.
+bench-cache: bin/shardwell
+	go test -run='^$$' -bench=Figures -benchtime=1x ./cache/evict | grep '^{'
+	./e2e/setup
+	cd e2e && SHARDWELL_BIN=$(CURDIR)/bin/shardwell go run ./bench -run '^(epochs|diskfaults|restart|verify|openfiles)$$'
 
 # The figures that broadcasts are judged by: eight nodes and more behind links of 50 Mbit/s, in real
 # processes, mounts and TCP. Half an hour; the machine should have nothing else to do.

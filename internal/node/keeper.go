@@ -88,7 +88,12 @@ func (n *Node) use(ctx context.Context, m *mount) (end func()) {
 	if err != nil {
 		policy = evict.Epoch // was validated
 	}
-	end = n.uses.add(claim{m.dataset(), policy, int64(m.options.Quota)})
+	remove := n.uses.add(claim{m.dataset(), policy, int64(m.options.Quota)})
+	end = func() {
+		if !n.mounts.stopping() { // a node that restarts mounts it again
+			remove()
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, tellPatience)
 	defer cancel()
 	n.tell(ctx)

@@ -66,6 +66,13 @@ func (m *mounts) Run(ctx context.Context) error {
 	return nil
 }
 
+// stopping reports whether sessions end because the node does.
+func (m *mounts) stopping() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.ctx != nil && m.ctx.Err() != nil
+}
+
 // reserve keeps a directory for one caller. It returns what is mounted there already.
 func (m *mounts) reserve(dir string) (have *mount, err error) {
 	for {

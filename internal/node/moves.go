@@ -165,7 +165,8 @@ func (m *mover) offer(ctx context.Context, owner string, obj chunk.Object, chunk
 	if m.bytesPerSecond <= 0 {
 		return nil
 	}
-	pause := time.Duration(float64(done)/float64(m.bytesPerSecond)*float64(time.Second)) - time.Since(began)
+	// What was not taken may have been sent, too.
+	pause := time.Duration(float64(m.bytesOf(obj, chunks))/float64(m.bytesPerSecond)*float64(time.Second)) - time.Since(began)
 	if pause <= 0 {
 		return nil
 	}
@@ -199,6 +200,9 @@ func (n *Node) take(ctx context.Context, obj chunk.Object, chunks []uint32) (tak
 			continue // the rings differ: the caller asks again when they do not
 		}
 		if !f.Holds(span) {
+			if !n.roomFor(obj.ID()) {
+				break // what would be fetched would not be kept
+			}
 			off, length := n.geometry.Bytes(obj.Size, span)
 			if err = f.Await(ctx, off, int(length)); err != nil {
 				return taken, err
@@ -209,6 +213,15 @@ func (n *Node) take(ctx context.Context, obj chunk.Object, chunks []uint32) (tak
 		}
 	}
 	return taken, nil
+}
+
+// roomFor reports whether the directory of an object takes more of what this node owns.
+func (n *Node) roomFor(id chunk.ObjectID) bool {
+	if len(n.disks.dirs) == 0 {
+		return false
+	}
+	owned, limit := n.disks.place(id).Capacity()
+	return owned+n.geometry.BlockBytes <= limit
 }
 
 // Drain implements control.Node: the node owns nothing from now on, hands on what it owned, and
