@@ -221,7 +221,7 @@ func TestRingMoves(t *testing.T) {
 	}
 }
 
-// SEMANTICS K5: The space of a version that was overwritten is given back on all nodes once the new version is known, on each when its last reader has closed the file; until then that reader has the old bytes.
+// SEMANTICS K5: The space of a version that was overwritten is given back on all nodes once the new version is known, on each when its last reader has closed the file and no mount there may show it any more (its ttl, ten minutes at most); until then that reader has the old bytes.
 func TestOverwriteFrees(t *testing.T) {
 	t.Parallel()
 	needMounts(t)
@@ -278,6 +278,28 @@ func TestDatasetsFile(t *testing.T) {
 		}
 		if uses := newDatasets(slog.New(slog.DiscardHandler), path, nil).now().Uses(); len(uses) != 0 {
 			t.Errorf("%q: %+v", text, uses)
+		}
+	}
+}
+
+// TestStaleVersionsAreDue keeps an overwritten version as long as a mount may show it.
+func TestStaleVersionsAreDue(t *testing.T) {
+	var s staleVersions
+	s.add(chunk.ObjectID{1}, 0)
+	s.add(chunk.ObjectID{2}, time.Minute)
+	s.add(chunk.ObjectID{3}, time.Hour)
+	for id := range byte(4) {
+		if got := s.has(chunk.ObjectID{id}); got != (id > 0) {
+			t.Errorf("version %d is stale: %t", id, got)
+		}
+	}
+	now := time.Now()
+	for _, c := range []struct {
+		after time.Duration
+		want  int
+	}{{0, 0}, {time.Minute + time.Second, 1}, {2 * time.Minute, 0}, {staleFor + time.Second, 1}, {time.Hour, 0}} {
+		if got := s.due(now.Add(c.after)); len(got) != c.want {
+			t.Errorf("after %v: %d versions are due, want %d", c.after, len(got), c.want)
 		}
 	}
 }

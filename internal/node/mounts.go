@@ -367,6 +367,20 @@ func checkMountpoint(dir string) error {
 	return nil
 }
 
+// longestTTL returns for how long a mount of this node may still show a version that
+// was overwritten.
+func (m *mounts) longestTTL() (ttl time.Duration) {
+	for _, x := range m.all() {
+		switch c := x.options.Consistency; c.Mode {
+		case config.ConsistencyTTL:
+			ttl = max(ttl, c.TTL)
+		case config.ConsistencyImmutable:
+			ttl = staleFor
+		}
+	}
+	return ttl
+}
+
 // removeDead takes a mount of ours away whose server has died, as a node does that
 // was killed and started again. It reports whether there was one.
 func removeDead(dir string) bool {

@@ -341,13 +341,37 @@ func (n *Node) replaced(b objstore.Bucket, old []objstore.Info) {
 	})
 }
 
-// freeHere drops versions that were overwritten, each when its last reader has gone.
+// freeHere drops versions that were overwritten, each when its last reader has gone
+// and no mount of this node may show it any more. Until then they go first when space is needed.
 func (n *Node) freeHere(objs []chunk.Object) {
+	after := n.mounts.longestTTL()
 	for _, o := range objs {
 		id := o.ID()
-		n.policy.stale.add(id)
-		if len(n.disks.dirs) > 0 {
-			n.disks.place(id).Drop(id)
+		n.policy.stale.add(id, after)
+		if after == 0 {
+			n.drop(id)
+		}
+	}
+}
+
+func (n *Node) drop(id chunk.ObjectID) {
+	if len(n.disks.dirs) > 0 {
+		n.disks.place(id).Drop(id)
+	}
+}
+
+// keepFreeing drops overwritten versions when their time has come, until ctx ends.
+func (n *Node) keepFreeing(ctx context.Context) error {
+	tick := time.NewTicker(freeEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case now := <-tick.C:
+			for _, id := range n.policy.stale.due(now) {
+				n.drop(id)
+			}
 		}
 	}
 }

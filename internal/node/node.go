@@ -164,6 +164,7 @@ func (n *Node) Run(ctx context.Context) error {
 	group.Go(func() error { return part(forCluster, "uses", n.keepTelling) })
 	group.Go(func() error { return part(forCluster, "moves", n.keepMoving) })
 	group.Go(func() error { return part(forCluster, "quotas", n.keepCounting) })
+	group.Go(func() error { return part(forCluster, "overwritten versions", n.keepFreeing) })
 	group.Go(func() error {
 		select {
 		case <-n.left: // drained

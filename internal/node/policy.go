@@ -97,6 +97,8 @@ func (p *policy) hasQuota() bool {
 const (
 	maxStale = 64 << 10
 	staleFor = 10 * time.Minute
+
+	freeEvery = time.Second // a look for those whose time has come
 )
 
 // staleVersions are objects that were overwritten, and go first. The zero value is ready.
@@ -104,9 +106,25 @@ type staleVersions struct {
 	mu  sync.Mutex
 	ids map[chunk.ObjectID]time.Time // when it became known
 	any atomic.Bool
+
+	later map[chunk.ObjectID]time.Time // when it is to be dropped
 }
 
-func (s *staleVersions) add(id chunk.ObjectID) {
+// due returns the versions that are to be dropped by now, each once.
+func (s *staleVersions) due(now time.Time) (ids []chunk.ObjectID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, at := range s.later {
+		if !at.After(now) {
+			ids = append(ids, id)
+			delete(s.later, id)
+		}
+	}
+	return ids
+}
+
+// add notes a version that was overwritten, to be due after a time, unless that is 0.
+func (s *staleVersions) add(id chunk.ObjectID, after time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ids == nil || len(s.ids) >= maxStale {
@@ -114,6 +132,13 @@ func (s *staleVersions) add(id chunk.ObjectID) {
 	}
 	s.ids[id] = time.Now()
 	s.any.Store(true)
+	if after == 0 {
+		return
+	}
+	if s.later == nil || len(s.later) >= maxStale {
+		s.later = make(map[chunk.ObjectID]time.Time)
+	}
+	s.later[id] = time.Now().Add(min(after, staleFor))
 }
 
 func (s *staleVersions) has(id chunk.ObjectID) bool {
