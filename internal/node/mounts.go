@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/shardwell/shardwell/cache"
 	"github.com/shardwell/shardwell/fuse"
