@@ -14,7 +14,8 @@ import (
 // the block is fetched again, and the reader sees right bytes.
 func TestFlippedByteIsFetchedAgain(t *testing.T) {
 	const mib = 32
-	c := start(t, cluster.Options{Nodes: 1})
+	// Little memory: a checked copy of the block that stayed there would be read instead.
+	c := start(t, cluster.Options{Nodes: 1, Flags: []string{"--memory", "64Mi"}})
 	fioFile(t, c, "fio/file", mib)
 	n := c.Nodes[0]
 	dir := mountOn(t, n, "s3://"+bucket+"/fio", "--verify-reads", "always")
