@@ -382,6 +382,15 @@ func (k *skippedKeys) add(skip tree.Skip) bool {
 	return true
 }
 
+// has reports whether the key was left out before, as far as that is remembered.
+func (k *skippedKeys) has(key string) bool {
+	sum := maphash.String(skipSeed, key)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	_, ok := k.seen[sum]
+	return ok
+}
+
 func (k *skippedKeys) list() []SkippedKey {
 	k.mu.Lock()
 	defer k.mu.Unlock()
