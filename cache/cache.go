@@ -50,6 +50,10 @@ const (
 	DefaultMaxFetches    = 256 // calls to upstreams; each holds at most one buffer
 	DefaultMaxPrefetches = 32  // of these and of those queued; 256 MiB of chunks ahead
 	DefaultFillChunks    = 4
+
+	// DefaultFastFillChunks hides the way down a chain of some fifty nodes, which takes as
+	// long as fifty blocks, where links are so fast that the share of one chunk is no matter.
+	DefaultFastFillChunks = 16
 )
 
 // Config is what a [Cache] stands on. Peers, Disk, Owned and Keeps may be nil.
@@ -90,6 +94,7 @@ type Config struct {
 	MaxFetchesPerBucket int // at once, so that one slow bucket leaves room; default 3/4 of MaxFetches
 	MaxPrefetches       int // at once, running or queued; more are dropped
 	FillChunks          int // of an object that [File.Fill] has under way at once
+	FastFillChunks      int // the same where chunks take less than fastChunk
 
 	Logger *slog.Logger
 	Trace  func(Event) // for tests; called while others wait
@@ -122,6 +127,9 @@ func (c *Config) setDefaults() {
 	}
 	if c.FillChunks <= 0 {
 		c.FillChunks = DefaultFillChunks
+	}
+	if c.FastFillChunks <= 0 {
+		c.FastFillChunks = max(c.FillChunks, DefaultFastFillChunks)
 	}
 	if c.Owned == nil {
 		c.Owned = func(chunk.Request) bool { return c.Peers == nil }

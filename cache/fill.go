@@ -30,6 +30,9 @@ type fill struct {
 // sooner the first blocks reach the last of those who pass them on.
 const firstWorkers = 2
 
+// fastChunk is how long a chunk takes at most for the window to be Config.FastFillChunks.
+const fastChunk = 500 * time.Millisecond
+
 // fillPause is how long a worker waits after a chunk could not be had.
 const fillPause = time.Second
 
@@ -85,11 +88,14 @@ func (f *fill) staff() bool {
 	return true
 }
 
-// came widens the window after a chunk.
-func (f *fill) came() {
+// came widens the window after a chunk, or narrows it when chunks have become slow.
+func (f *fill) came(took time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.most = min(f.most+1, f.o.c.cfg.FillChunks)
+	if took < fastChunk {
+		f.most = min(f.workers+1, f.o.c.cfg.FastFillChunks)
+	}
 	if !f.stopped {
 		f.staff()
 	}
@@ -105,10 +111,11 @@ func (f *fill) work() {
 		if !ok {
 			return
 		}
+		begin := time.Now()
 		err := o.fillChunk(o.c.ctx, index)
 		switch {
 		case err == nil:
-			f.came()
+			f.came(time.Since(begin))
 		case objstore.Final(err) || o.c.ctx.Err() != nil:
 			f.stop()
 		default:
@@ -126,7 +133,7 @@ func (f *fill) work() {
 // take returns the next chunk that lacks something, or ends the worker.
 func (f *fill) take() (uint32, bool) {
 	f.mu.Lock()
-	for !f.stopped && f.left > 0 && f.o.files.Load() > 0 && !f.o.streams() {
+	for !f.stopped && f.left > 0 && f.workers <= f.most && f.o.files.Load() > 0 && !f.o.streams() {
 		for f.seen[f.next] {
 			f.next = (f.next + 1) % uint32(len(f.seen))
 		}

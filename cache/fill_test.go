@@ -53,7 +53,7 @@ func TestFill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		data := make([]byte, 12*512<<10+77)
 		w := &watched{up: slowly(data, 10*time.Millisecond)}
-		r := newRig(t, 16, func(c *Config) { c.Origin, c.FillChunks = w, 4 })
+		r := newRig(t, 16, func(c *Config) { c.Origin, c.FillChunks, c.FastFillChunks = w, 4, 4 })
 		obj, _ := r.put("k", len(data))
 		defer r.shut(t)
 		f := r.open(t, obj)
@@ -90,7 +90,7 @@ func TestFillEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		data := make([]byte, 20*512<<10)
 		w := &watched{up: slowly(data, 10*time.Millisecond)}
-		r := newRig(t, 16, func(c *Config) { c.Origin, c.FillChunks = w, 2 })
+		r := newRig(t, 16, func(c *Config) { c.Origin, c.FillChunks, c.FastFillChunks = w, 2, 2 })
 		obj, _ := r.put("k", len(data))
 		defer r.shut(t)
 		f := r.open(t, obj)
@@ -124,7 +124,7 @@ func TestFillIsPulled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		data := make([]byte, 8*512<<10)
 		w := &watched{up: slowly(data, 10*time.Millisecond)}
-		r := newRig(t, 16, func(c *Config) { c.Origin, c.FillChunks = w, 1 })
+		r := newRig(t, 16, func(c *Config) { c.Origin, c.FillChunks, c.FastFillChunks = w, 1, 1 })
 		obj, _ := r.put("k", len(data))
 		defer r.shut(t)
 		ask := chunk.Request{Object: obj, ID: obj.ID(), Span: small.ChunkSpan(obj.Size, 6), From: "p", Hops: 1, HeldOnly: true, Background: true, Fill: true}

@@ -15,7 +15,7 @@ var seed = flag.Uint64("seed", 1, "of all chance")
 
 // dataCentre is a cluster of 100 Gbit/s links whose rates differ by 5 %.
 func dataCentre(nodes, chunks int) scaleConfig {
-	return scaleConfig{Nodes: nodes, Chunks: chunks, RackNodes: 32, Window: 6, ChunkBytes: 8 << 20, BlockBytes: 256 << 10,
+	return scaleConfig{Nodes: nodes, Chunks: chunks, RackNodes: 32, Window: 16, ChunkBytes: 8 << 20, BlockBytes: 256 << 10,
 		Rate: 12.5e9, OriginRate: 12.5e9, Spread: 0.05, Latency: 25 * time.Microsecond, Skew: 5 * time.Millisecond,
 		Detect: 50 * time.Millisecond, Seed: *seed,
 		// What is no longer under way is forgotten soon: the model's memory holds all nodes' plans.
