@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/shardwell/shardwell/cache"
 	"github.com/shardwell/shardwell/fuse"
@@ -263,7 +264,7 @@ func (n *Node) prepare(ctx context.Context, m *mount, dir, state string) (err er
 		Names: n.names, Data: data{n.cache}, StateDir: state, Consistency: consistency(cfg.Consistency),
 		UID: uint32(cfg.UID), GID: uint32(cfg.GID), FileMode: fs.FileMode(cfg.FileMode), DirMode: fs.FileMode(cfg.DirMode),
 		AllowOther: cfg.AllowOther, NoPassthrough: cfg.VerifyReads == "always",
-		PrefetchBytes: n.prefetchBytes(), Buffers: n.buffers, Logger: n.log,
+		PrefetchBytes: n.prefetchBytes(), NameBudget: time.Duration(n.cfg.OriginTimeout), Buffers: n.buffers, Logger: n.log,
 	})
 	if err != nil {
 		return err
