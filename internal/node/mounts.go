@@ -329,6 +329,31 @@ func (n *Node) umount(ctx context.Context, dir string) error {
 	}
 }
 
+// Detach takes the mounts of this node away from their directories without waiting for
+// anybody, those being made included: for a process that ends without [Node.Run]
+// having returned. Who has files open there gets errors when the process ends.
+func (n *Node) Detach() {
+	n.mounts.mu.Lock()
+	var dirs []string
+	for dir := range n.mounts.byDir {
+		dirs = append(dirs, dir)
+	}
+	for x := range n.mounts.live {
+		if dir := x.session.Dir(); !slices.Contains(dirs, dir) {
+			dirs = append(dirs, dir)
+		}
+	}
+	n.mounts.mu.Unlock()
+	for _, dir := range dirs {
+		if e, ok := fuse.FindMount(dir); !ok || !e.Ours() {
+			continue
+		}
+		if err := fuse.UnmountDir(dir, true); err != nil {
+			n.log.Error("mount stays behind", "directory", dir, "error", err)
+		}
+	}
+}
+
 // checkMountpoint says why a directory cannot be mounted on. It asks the mount table
 // first: a mount that has lost its server does not answer.
 func checkMountpoint(dir string) error {
