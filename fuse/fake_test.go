@@ -154,6 +154,13 @@ func (o *fakeOrigin) hush() (speak func()) {
 	})
 }
 
+// refuse makes the origin answer all questions with err.
+func (o *fakeOrigin) refuse(err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.headErr, o.listErr = err, err
+}
+
 // hear waits while the origin is silent.
 func (o *fakeOrigin) hear(ctx context.Context) error {
 	o.mu.Lock()

@@ -437,3 +437,21 @@ func TestDirectoryOrigin(t *testing.T) {
 		t.Errorf("writing: %v", err)
 	}
 }
+
+func TestDetachTakesMountsAwayThatAreInUse(t *testing.T) {
+	t.Parallel()
+	needMounts(t)
+	files := dataset()
+	n := startCluster(t, newOrigin(t, files).URL(), 1, nil)[0]
+	dir := n.mountOn(t, "s3://data/")
+	in, err := os.Open(dir) // busy
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	n.Detach()
+	if e, ok := fuse.FindMount(dir); ok {
+		t.Errorf("left: %v", e)
+	}
+	n.Detach() // nothing to do
+}

@@ -273,6 +273,8 @@ func TestAnOlderProtocolThatOverlapsIsWelcome(t *testing.T) {
 	})
 }
 
+// SEMANTICS C8: Of two live processes with one ring id (a copied cache directory) the one that began first keeps its
+// place, and the other is refused with a line in the log of every member.
 func TestACopiedCacheDirectoryIsNamedAndTheCopyRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t)
