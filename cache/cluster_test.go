@@ -61,7 +61,8 @@ func (cl *cluster) shut(t *testing.T) {
 }
 
 // SEMANTICS O1: However many nodes and processes read at once, each block goes from
-// the origin into the cluster once.
+// the origin into the cluster once, and again only when it was not kept: a cache smaller than what is read drops or does
+// not take blocks, and a node that is lost takes its blocks along.
 func TestClusterReadsTheOriginOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cl := newCluster(t, 2, 2, 2, 2, 2)

@@ -63,8 +63,8 @@ var awkward = map[string]string{
 // name.
 //
 // SEMANTICS N2: A key that cannot be a path (an empty part, `.`, `..`, a NUL byte, a part over 255
-// bytes, a key over 4095 bytes, `a` beside `a/b`, one that is not UTF-8 where the origin is S3) is left
-// out, counted, and named in `shardwell status`; nothing else suffers.
+// bytes, a key over 4095 bytes, `a` beside `a/b`, one that is not UTF-8 where the origin is S3), or
+// that has no version (no ETag in the listing, nor by HEAD), is left out, counted, and named in `shardwell status`; nothing else suffers.
 //
 // SEMANTICS N3: Look-up and listing agree, as far as they are of the same time: every name that a
 // directory lists can be opened, and a name that it does not list cannot.

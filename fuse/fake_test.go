@@ -36,9 +36,11 @@ type fakeOrigin struct {
 	answered func(key string) // before Head returns what it has found
 	headErr  error
 	listErr  error
-	silent   chan struct{} // what is asked waits for it; nil = nothing
-	onlyUTF8 bool          // other keys are listed, but refused
-	backing  string        // directory of complete files; "" = none
+	silent   chan struct{}   // what is asked waits for it; nil = nothing
+	bareList bool            // listings tell no ETags
+	bareHead map[string]bool // keys whose HEAD tells none
+	onlyUTF8 bool            // other keys are listed, but refused
+	backing  string          // directory of complete files; "" = none
 
 	backingName string // of every file there, instead of its id
 
@@ -120,6 +122,9 @@ func (o *fakeOrigin) Head(ctx context.Context, q objstore.Query, key string) (ob
 	if !ok {
 		return objstore.Info{}, 0, fmt.Errorf("head %q: %w", key, objstore.ErrNotExist)
 	}
+	if o.bareHead[key] {
+		obj.info.ETag = ""
+	}
 	return obj.info, o.answerAge(q), nil
 }
 
@@ -147,6 +152,13 @@ func (o *fakeOrigin) hush() (speak func()) {
 		o.silent = nil
 		close(silent)
 	})
+}
+
+// refuse makes the origin answer all questions with err.
+func (o *fakeOrigin) refuse(err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.headErr, o.listErr = err, err
 }
 
 // hear waits while the origin is silent.
@@ -225,7 +237,11 @@ func (o *fakeOrigin) List(ctx context.Context, q objstore.Query, req objstore.Li
 				continue
 			}
 		}
-		page.Objects = append(page.Objects, o.objects[key].info)
+		info := o.objects[key].info
+		if o.bareList {
+			info.ETag = ""
+		}
+		page.Objects = append(page.Objects, info)
 		i++
 	}
 	return page, o.answerAge(q), nil

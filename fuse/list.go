@@ -58,6 +58,7 @@ type listing struct {
 	wanted uint32    // index up to which somebody has read
 	asleep int       // readers that wait for the next page
 	void   bool      // its pages may be older than a Forget
+	etags  etags     // of those that the pages lack
 	passed bool      // readers do not wait for it: what was known before is shown
 	turned chan struct{}
 	want   chan struct{} // wanted or asleep has grown
@@ -293,6 +294,7 @@ func (s *Session) list(ctx context.Context, dir *directory, l *listing) (err err
 		if err != nil {
 			return fmt.Errorf("list %q: %w", dir.snap.Prefix, err)
 		}
+		s.lookForETags(ctx, l, page)
 		at := time.Now().Add(-age)
 		if err := s.take(dir, l, page, at, asked); err != nil {
 			return err
@@ -320,7 +322,7 @@ func (s *Session) take(dir *directory, l *listing, page objstore.Page, at time.T
 		s.skip(k)
 	}
 	for _, e := range entries {
-		if s.shadowed(dir, l, e) {
+		if s.shadowed(dir, l, e) || e.Kind == tree.File && e.ETag == "" && s.unversioned(dir, l, e) {
 			continue
 		}
 		index, _, err := dir.snap.Put(e, at, asked)

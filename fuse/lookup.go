@@ -3,6 +3,7 @@ package fuse
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -35,7 +36,11 @@ func (s *Session) known(d *snapshot.Dir, name string, now time.Time) (found, boo
 		}
 		return s.knownInSilence(d, name)
 	}
-	f := found{dir: d, index: index, absent: d.View(index, false).Gone}
+	v := d.View(index, false)
+	if v.NoETag {
+		return found{}, false // a listing told of it; HEAD may tell the version
+	}
+	f := found{dir: d, index: index, absent: v.Gone}
 	maxAge := s.maxAge()
 	if f.absent {
 		maxAge = s.maxAbsentAge()
@@ -69,8 +74,9 @@ func (s *Session) lastKnown(d *snapshot.Dir, name string) (found, bool) {
 		told := !s.dirs.of(d).completeSince().IsZero() || s.absent.has(d.Serial, name)
 		return found{absent: true, holds: staleHolds}, told
 	}
-	f := found{dir: d, index: index, absent: d.View(index, false).Gone, holds: staleHolds}
-	return f, !d.Verified(index).IsZero()
+	v := d.View(index, false)
+	f := found{dir: d, index: index, absent: v.Gone, holds: staleHolds}
+	return f, !v.NoETag && !d.Verified(index).IsZero()
 }
 
 // lookup answers a look-up, by asking the origin's names if it must.
@@ -133,6 +139,10 @@ func (s *Session) ask(ctx context.Context, d *snapshot.Dir, name string, maxAge 
 	if shadowed {
 		s.skip(tree.Skip{Key: key, Reason: tree.Shadowed})
 	}
+	if ok && e.Kind == tree.File && e.ETag == "" {
+		ok = false
+		s.skip(tree.Skip{Key: key, Reason: tree.NoVersion})
+	}
 	if !ok {
 		if err := d.Remove(name, at, asked); err != nil {
 			return found{}, err
@@ -151,8 +161,8 @@ func (s *Session) ask(ctx context.Context, d *snapshot.Dir, name string, maxAge 
 }
 
 // recheck asks for the current version of a file and returns the index of its newest
-// record. That there is no such key is an error and not recorded: keys below the name
-// may make it a directory, as ask finds out.
+// record. That there is no such key, or no version of it, is an error and not recorded:
+// keys below the name may make it a directory, as ask finds out.
 func (s *Session) recheck(ctx context.Context, d *snapshot.Dir, index uint32, maxAge time.Duration) (uint32, error) {
 	v := d.View(index, false)
 	name := string(v.Name)
@@ -161,6 +171,9 @@ func (s *Session) recheck(ctx context.Context, d *snapshot.Dir, index uint32, ma
 	info, age, err := s.cfg.Names.Head(ctx, objstore.Query{Bucket: s.cfg.Bucket, MaxAge: maxAge}, d.Prefix+name)
 	if err != nil {
 		return 0, err
+	}
+	if info.ETag == "" {
+		return 0, fmt.Errorf("head %q: no version: %w", d.Prefix+name, objstore.ErrNotExist)
 	}
 	next, _, err := d.Put(tree.FileEntry(name, info), time.Now().Add(-age), asked)
 	return next, err

@@ -134,10 +134,10 @@ func (s *Session) checkOpen(ctx context.Context, n node) error {
 		return s.staleOpen()
 	}
 	verified := n.owner.Verified(n.index)
-	if age := s.openAge(); age > 0 && left(verified, age, time.Now()) >= 0 {
+	if age := s.openAge(); age > 0 && !n.view.NoETag && left(verified, age, time.Now()) >= 0 {
 		return nil
 	}
-	if !s.mayGoOn() || verified.IsZero() {
+	if !s.mayGoOn() || verified.IsZero() || n.view.NoETag {
 		return s.recheckOpen(ctx, n)
 	}
 	verdict, err := orLast(ctx, s, nil, func(ctx context.Context) (verdict, err error) {

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -189,7 +190,28 @@ func (s *Session) Check(ctx context.Context) error {
 	if _, _, err := s.cfg.Names.Head(ctx, q, strings.TrimSuffix(prefix, "/")); err == nil {
 		return finding{fmt.Sprintf("%s names an object, not a directory: mount what it lies in", s.cfg.uri()), objstore.ErrInvalid}
 	}
+	if s.cfg.Bucket.Name == "" {
+		return s.checkEmptyDir(ctx, q, strings.TrimSuffix(prefix, "/"))
+	}
 	return finding{fmt.Sprintf("%s: nothing in the bucket begins with %q", s.cfg.uri(), prefix), objstore.ErrNotExist}
+}
+
+// checkEmptyDir is Check for a directory of a directory origin in which there is nothing:
+// its own name tells whether it exists.
+func (s *Session) checkEmptyDir(ctx context.Context, q objstore.Query, path string) error {
+	req := objstore.ListRequest{Prefix: path, Delimiter: "/"}
+	for {
+		page, _, err := s.cfg.Names.List(ctx, q, req)
+		switch {
+		case err != nil:
+			return fmt.Errorf("%s: %w", s.cfg.uri(), err)
+		case slices.Contains(page.Prefixes, path+"/"):
+			return nil
+		case page.Next == "":
+			return finding{fmt.Sprintf("%s: no such directory", s.cfg.uri()), objstore.ErrNotExist}
+		}
+		req.Token = page.Next
+	}
 }
 
 // finding is an error that tells all there is to say, and has a class.
@@ -380,6 +402,15 @@ func (k *skippedKeys) add(skip tree.Skip) bool {
 		k.named = append(k.named, SkippedKey{Key: strings.Clone(skip.Key), Reason: skip.Reason.String()})
 	}
 	return true
+}
+
+// has reports whether the key was left out before, as far as that is remembered.
+func (k *skippedKeys) has(key string) bool {
+	sum := maphash.String(skipSeed, key)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	_, ok := k.seen[sum]
+	return ok
 }
 
 func (k *skippedKeys) list() []SkippedKey {

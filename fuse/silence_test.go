@@ -255,13 +255,13 @@ func TestRefusalIsNoSilence(t *testing.T) {
 		c := asker{t, s}
 		c.look(s.store.Root(), "f", 0)
 		time.Sleep(11 * time.Second)
-		o.headErr, o.listErr = objstore.ErrPermission, objstore.ErrPermission
+		o.refuse(objstore.ErrPermission)
 		if _, err := s.lookup(t.Context(), s.store.Root(), "f"); !errors.Is(err, objstore.ErrPermission) {
 			t.Errorf("denied: %v", err)
 		}
-		o.headErr, o.listErr = objstore.ErrThrottled, objstore.ErrThrottled
+		o.refuse(objstore.ErrThrottled)
 		c.look(s.store.Root(), "f", 0)
-		o.headErr, o.listErr = objstore.ErrPermission, objstore.ErrPermission
+		o.refuse(objstore.ErrPermission)
 		time.Sleep(2 * probePause)
 		if _, err := s.lookup(t.Context(), s.store.Root(), "f"); !errors.Is(err, objstore.ErrPermission) {
 			t.Errorf("denied after silence: %v", err)

@@ -36,7 +36,7 @@ type Store interface {
 type Info struct {
 	Key     string
 	Size    int64  // bytes
-	ETag    string // without quotes
+	ETag    string // without quotes; "" when the origin tells none: nobody can read that
 	ModTime time.Time
 }
 

@@ -20,7 +20,7 @@ type daemon struct {
 }
 
 // startDaemon starts a node, which runs until ctx ends.
-func startDaemon(ctx context.Context, cfg config.Config, log *slog.Logger) (*daemon, error) {
+func startDaemon(ctx context.Context, s streams, cfg config.Config, log *slog.Logger) (*daemon, error) {
 	socket, err := control.Listen(cfg.ControlSocket)
 	if err != nil {
 		return nil, err
@@ -31,8 +31,10 @@ func startDaemon(ctx context.Context, cfg config.Config, log *slog.Logger) (*dae
 		return nil, err
 	}
 	d := &daemon{node: n, stopped: make(chan struct{})}
+	remove := s.last.add(n.Detach)
 	go func() {
 		defer close(d.stopped)
+		defer remove()
 		d.err = d.run(ctx, socket, log)
 	}()
 	return d, nil

@@ -17,7 +17,7 @@ func newDemo(s streams) *cobra.Command {
 		Short: "Show a cluster on this machine",
 		Long: `Runs an S3 server and some nodes on this machine, lets all of them read a small dataset for two epochs and restore
 one large checkpoint at once, compares every byte with the source, and prints who sent what. It needs root for the
-mounts, takes a minute at most, and leaves nothing behind.`,
+mounts, takes a minute at most, and leaves nothing behind. With --keep it waits for Ctrl-C before it removes everything.`,
 		Args: exactArgs(),
 	}
 	o := demo.Options{Progress: s.err, Result: s.out}

@@ -71,7 +71,7 @@ func runGet(ctx context.Context, s streams, cfg config.Resolved, uri, dir string
 	case !errors.Is(err, control.ErrNoNode):
 		return err
 	}
-	if err := ownCache(&cfg.Config); err != nil {
+	if err := ownCache(s, &cfg.Config); err != nil {
 		return err
 	}
 	if u, err := config.ParseURI(uri); err == nil && u.Dir != "" {
@@ -82,7 +82,7 @@ func runGet(ctx context.Context, s streams, cfg config.Resolved, uri, dir string
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	d, err := startDaemon(ctx, cfg.Config, newLogger(s, cfg.Config))
+	d, err := startDaemon(ctx, s, cfg.Config, newLogger(s, cfg.Config))
 	if err != nil {
 		return err
 	}

@@ -7,39 +7,12 @@
 // packages below it. Each subcommand is a file: its options, then its run.
 package main
 
-import (
-	"context"
-	"os"
-	"os/signal"
-	"syscall"
-)
+import "os"
 
 func main() {
-	ctx, stop := interruptible()
-	code := run(ctx, os.Args[1:], streams{in: os.Stdin, out: os.Stdout, err: os.Stderr})
+	last := &lastResort{}
+	ctx, stop := interruptible(last, os.Stderr)
+	code := run(ctx, os.Args[1:], streams{in: os.Stdin, out: os.Stdout, err: os.Stderr, last: last})
 	stop()
 	os.Exit(code)
-}
-
-// interruptible returns a context that ends at the first SIGINT or SIGTERM. The
-// second of them kills at once, as it would any program.
-func interruptible() (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		select {
-		case s := <-signals:
-			signal.Stop(signals)
-			cancel(stopSignal{s})
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, func() {
-		signal.Stop(signals)
-		cancel(nil)
-		<-done
-	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/shardwell/shardwell/fuse"
 	"github.com/shardwell/shardwell/internal/config"
@@ -24,7 +25,10 @@ func newMount(s streams) *cobra.Command {
 		Use:   "mount URI DIR [flags]",
 		Short: "Mount a dataset",
 		Long: `Mounts s3://BUCKET/PREFIX, or file:///DIR of a directory origin, read-only on DIR. The node that runs on this
-machine does it; without one, or with --foreground, this command is a node itself until Ctrl-C, which unmounts.`,
+machine does it; without one, or with --foreground, this command is a node itself until Ctrl-C, which unmounts.
+A node of its own without --cache-dir keeps its cache in /var/cache/shardwell (of other users than root: in
+~/.cache/shardwell) and takes up to 20 % of that file system. With --control-socket or SHARDWELL_CONTROL_SOCKET a
+node is meant to be there: it is an error when none answers, unless --foreground is given.`,
 		Example:           `  shardwell mount s3://datasets/imagenet /data --endpoint https://s3.example.com`,
 		Args:              exactArgs("URI", "DIR"),
 		ValidArgsFunction: completeURI,
@@ -54,6 +58,10 @@ func runMount(ctx context.Context, s streams, cfg config.Resolved, uri, dir stri
 	}
 	client, err := control.Dial(ctx, cfg.ControlSocket)
 	if errors.Is(err, control.ErrNoNode) {
+		if from := cfg.Source("control-socket"); from.Kind == "flag" || from.Kind == "env" { // so a node was meant
+			return fmt.Errorf("%w, or run a node of your own with --foreground", err)
+		}
+		fmt.Fprintf(s.err, "nothing answers on %s: this command is the node\n", cfg.ControlSocket)
 		return mountHere(ctx, s, cfg, uri, dir)
 	}
 	if err != nil {
@@ -91,7 +99,7 @@ func onlyMountOptions(cfg config.Resolved) error {
 
 // mountHere is a node until ctx ends.
 func mountHere(ctx context.Context, s streams, cfg config.Resolved, uri, dir string) error {
-	if err := ownCache(&cfg.Config); err != nil {
+	if err := ownCache(s, &cfg.Config); err != nil {
 		return err
 	}
 	if u, err := config.ParseURI(uri); err == nil && u.Dir != "" {
@@ -103,7 +111,7 @@ func mountHere(ctx context.Context, s streams, cfg config.Resolved, uri, dir str
 	log := newLogger(s, cfg.Config)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	d, err := startDaemon(ctx, cfg.Config, log)
+	d, err := startDaemon(ctx, s, cfg.Config, log)
 	if err != nil {
 		return err
 	}
@@ -150,8 +158,12 @@ func (d *daemon) awaitUnmount(dir string, stop func()) {
 	}
 }
 
-// ownCache gives a node in the foreground a place for its cache when it was given none.
-func ownCache(cfg *config.Config) error {
+// ownCacheShare is the part of a file system, in percent, that a node in the foreground takes for its
+// cache when nobody said how much: the file system is not its own.
+const ownCacheShare = 20
+
+// ownCache gives a node in the foreground a place for its cache when it was given none, and says which.
+func ownCache(s streams, cfg *config.Config) error {
 	if len(cfg.CacheDirs) > 0 {
 		return nil
 	}
@@ -163,7 +175,13 @@ func ownCache(cfg *config.Config) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("cache directory %s: %w: give --cache-dir DIR", dir, err)
 	}
-	cfg.CacheDirs = []config.CacheDir{{Path: dir}}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return fmt.Errorf("cache directory %s: %w: give --cache-dir DIR=SIZE", dir, err)
+	}
+	budget := max(int64(fs.Blocks)*fs.Frsize/100*ownCacheShare, int64(cfg.ChunkSize))
+	cfg.CacheDirs = []config.CacheDir{{Path: dir, Budget: config.Bytes(budget)}}
+	fmt.Fprintf(s.err, "caches in %s, up to %s (%d %% of its file system): --cache-dir DIR=SIZE sets another place and size\n", dir, size(budget), ownCacheShare)
 	return nil
 }
 

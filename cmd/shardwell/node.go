@@ -39,7 +39,7 @@ func runNode(ctx context.Context, s streams, cfg config.Resolved) error {
 	for _, name := range cfg.Ignored {
 		log.Warn("config: variable is no option", "name", name)
 	}
-	d, err := startDaemon(ctx, cfg.Config, log)
+	d, err := startDaemon(ctx, s, cfg.Config, log)
 	if err != nil {
 		return err
 	}

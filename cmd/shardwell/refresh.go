@@ -36,7 +36,17 @@ what the origin has now. Data that is cached stays, for those versions that are 
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(s.err, "forgot %d names and listings of %s\n", n, args[0])
+		where := "the nodes"
+		if st, err := client.Status(cmd.Context()); err == nil {
+			alive := 0
+			for _, m := range st.Members {
+				if m.State == "alive" {
+					alive++
+				}
+			}
+			where = count(alive, "node")
+		}
+		fmt.Fprintf(s.err, "forgot %d names and listings of %s, added up over %s\n", n, args[0], where)
 		return nil
 	}
 	return cmd

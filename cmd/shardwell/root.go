@@ -10,13 +10,15 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shardwell/shardwell/internal/config"
+	"github.com/shardwell/shardwell/internal/node"
 )
 
-// streams is where a command reads and writes.
+// streams is what a command has of its process.
 type streams struct {
-	in  io.Reader
-	out io.Writer // the result, and nothing else
-	err io.Writer // everything that is said on the way
+	in   io.Reader
+	out  io.Writer   // the result, and nothing else
+	err  io.Writer   // everything that is said on the way
+	last *lastResort // what to do when the process is forced to end; may be nil
 }
 
 // run executes one command line and returns its exit code.
@@ -73,6 +75,8 @@ store, and serves the bucket's own objects, unchanged, through a file system.
 		return usagef("%v: see `%s --help`", flagError(err), cmd.CommandPath())
 	})
 	root.CompletionOptions.DisableDefaultCmd = true
+	root.Version = node.Version // makes cobra know --version
+	root.SetVersionTemplate(versionLine() + "\n")
 	root.AddCommand(newDemo(s), newNode(s), newMount(s), newUmount(s), newLs(s), newGet(s), newRefresh(s), newStatus(s),
 		newVerify(s), newConfig(s), newVersion(s), newCompletion(s))
 	return root
@@ -83,6 +87,9 @@ store, and serves the bucket's own objects, unchanged, through a file system.
 //	invalid argument "x" for "--memory" flag: is not a size → --memory: "x" is not a size
 func flagError(err error) string {
 	text := err.Error()
+	if i := strings.Index(text, ": strconv."); i >= 0 { // of the standard kinds of flags
+		text = text[:i] + ": is not a whole number"
+	}
 	rest, ok := strings.CutPrefix(text, "invalid argument ")
 	if !ok {
 		return text
@@ -123,6 +130,11 @@ func configured(cmd *cobra.Command, scopes ...config.Scope) *options {
 	o := &options{flags: config.Bind(cmd.Flags(), scopes...)}
 	cmd.Flags().StringVar(&o.file, "config", "", "YAML `FILE` with options, named as in volume attributes. Also SHARDWELL_CONFIG.")
 	_ = cmd.MarkFlagFilename("config", "yaml", "yml")
+	for name, values := range config.Completions() {
+		if cmd.Flags().Lookup(name) != nil {
+			_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+		}
+	}
 	return o
 }
 

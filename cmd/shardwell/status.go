@@ -50,6 +50,12 @@ func newStatus(s streams) *cobra.Command {
 func statusTables(out io.Writer, st control.Status) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintf(w, "node %s (%s), version %s\n", printable(st.Node), st.ID, st.Version)
+	switch {
+	case st.Seeds.Alone():
+		fmt.Fprintf(w, "joined none of %s (unreachable, or another secret)\n", count(st.Seeds.Asked, "seed"))
+	case st.Seeds.Asked > 0:
+		fmt.Fprintf(w, "%d of %s answered\n", st.Seeds.Answered, count(st.Seeds.Asked, "seed"))
+	}
 	memberTable(w, st)
 	datasetTable(w, st)
 	b := st.Bytes
@@ -63,11 +69,11 @@ func statusTables(out io.Writer, st control.Status) error {
 	for _, d := range st.Disks {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", printable(d.Path), d.State, size(d.UsedBytes), size(d.BudgetBytes))
 	}
-	if st.SkippedTotal > 0 {
-		fmt.Fprintf(w, "\nSKIPPED KEY (%d)\treason\n", st.SkippedTotal)
+	if st.SkippedTotal > 0 { // the reason first: a key may be long
+		fmt.Fprintf(w, "\nSKIPPED (%d)\tkey\n", st.SkippedTotal)
 	}
 	for _, k := range st.SkippedKeys {
-		fmt.Fprintf(w, "%s\t%s\n", printable(k.Key), k.Reason)
+		fmt.Fprintf(w, "%s\t%s\n", k.Reason, printable(k.Key))
 	}
 	return w.Flush()
 }
@@ -107,6 +113,14 @@ func datasetTable(w io.Writer, st control.Status) {
 }
 
 func size(n int64) string { return humanize.IBytes(uint64(max(0, n))) }
+
+// count says how many there are of something.
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
 
 func dash(s string) string {
 	if s == "" {

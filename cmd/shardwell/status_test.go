@@ -12,6 +12,7 @@ func TestStatusTables(t *testing.T) {
 	err := statusTables(&out, control.Status{
 		Node: "n1", ID: "00ff", Version: "1.0",
 		Members: []control.Member{{Name: "n1", Address: "127.0.0.1:7947", Rack: "r1", State: "alive", OwnedShare: 0.5}},
+		Seeds:   control.Seeds{Asked: 1},
 		Refused: []control.Refusal{{Name: "x", Address: "127.0.0.1:1", Reason: "block size\n64Ki"}},
 		Mounts:  []control.Mount{{URI: "s3://b/", Dir: "/data"}},
 		Datasets: []control.Dataset{
@@ -27,6 +28,7 @@ func TestStatusTables(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := `node n1 (00ff), version 1.0
+joined none of 1 seed (unreachable, or another secret)
 
 MEMBER  address         zone  rack  state  owned share
 n1      127.0.0.1:7947  -     r1    alive  50.0 %
@@ -52,8 +54,8 @@ BYTES MOVED  from origin  from peers  to peers
 DISK   state   used     budget
 /nvme  normal  1.0 MiB  1.0 GiB
 
-SKIPPED KEY (2)  reason
-"a//b\x1b"       empty part
+SKIPPED (2)  key
+empty part   "a//b\x1b"
 `
 	if out.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", out.String(), want)

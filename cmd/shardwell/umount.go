@@ -51,7 +51,11 @@ func runUmount(ctx context.Context, s streams, cfg config.Resolved, dir string) 
 	client, err := control.Dial(ctx, cfg.ControlSocket)
 	if err == nil {
 		defer client.Close()
-		return client.Umount(ctx, m.Dir)
+		if err := client.Umount(ctx, m.Dir); err != nil {
+			return err
+		}
+		fmt.Fprintf(s.err, "unmounted %s from %s\n", m.URI(), m.Dir)
+		return nil
 	}
 	if !errors.Is(err, control.ErrNoNode) || served(m.Dir) {
 		return err

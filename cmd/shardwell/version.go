@@ -25,10 +25,15 @@ func newVersion(s streams) *cobra.Command {
 				"version": node.Version, "revision": revision(), "go": runtime.Version(), "platform": platform,
 			})
 		}
-		_, err := fmt.Fprintf(s.out, "shardwell %s (revision %s, %s, %s)\n", node.Version, revision(), runtime.Version(), platform)
+		_, err := fmt.Fprintln(s.out, versionLine())
 		return err
 	}
 	return cmd
+}
+
+// versionLine is what `shardwell version` and `shardwell --version` print.
+func versionLine() string {
+	return fmt.Sprintf("shardwell %s (revision %s, %s, %s/%s)", node.Version, revision(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
 // revision is what the Go command noted when it built, "unknown" outside of a checkout.

@@ -58,6 +58,8 @@ type View struct {
 	Size    int64
 	ModTime int64 // nanoseconds since 1970, 0 = unknown
 	ETag    string
+	// NoETag says that this is a file whose version is not known.
+	NoETag bool
 	// Replaces says that an earlier record has the same name; a listing shows the
 	// name at its first record.
 	Replaces bool
@@ -103,7 +105,9 @@ func (s *Store) view(off uint32, etag bool) View {
 		ModTime:  int64(binary.LittleEndian.Uint64(b[offTime:])),
 		Replaces: b[offFlags]&flagReplaces != 0,
 	}
-	if n := int(binary.LittleEndian.Uint16(b[offETag:])); etag && n > 0 {
+	n := int(binary.LittleEndian.Uint16(b[offETag:]))
+	v.NoETag = v.Kind == tree.File && n == 0
+	if etag && n > 0 {
 		raw := b[headerBytes+name : headerBytes+name+n]
 		if b[offFlags]&flagHexETag != 0 {
 			v.ETag = hex.EncodeToString(raw)

@@ -59,16 +59,18 @@ const (
 	EmptyPart        // "a//b", "/a"
 	DotPart          // "." or ".."
 	NulByte
-	LongPart // over MaxNameBytes
-	Shadowed // `a` beside `a/b`
-	Foreign  // the origin listed a key that is not under the prefix
-	LongKey  // over chunk.MaxKeyBytes, with the slash of a directory
-	NotUTF8  // where [Rules] want it
+	LongPart  // over MaxNameBytes
+	Shadowed  // `a` beside `a/b`
+	Foreign   // the origin listed a key that is not under the prefix
+	LongKey   // over chunk.MaxKeyBytes, with the slash of a directory
+	NotUTF8   // where [Rules] want it
+	NoVersion // no ETag, neither in the listing nor by HEAD
 )
 
 var reasons = [...]string{"", "has an empty part", "has a part that is . or ..", "holds a NUL byte",
 	"has a part longer than 255 bytes", "is also a directory", "is not under the prefix that was listed",
-	fmt.Sprintf("is longer than %d bytes", chunk.MaxKeyBytes-1), "is not UTF-8, which the origin needs"}
+	fmt.Sprintf("is longer than %d bytes", chunk.MaxKeyBytes-1), "is not UTF-8, which the origin needs",
+	"has no version: the origin gives no ETag"}
 
 func (r Reason) String() string { return reasons[r] }
 

@@ -32,6 +32,17 @@ func Bind(fs *pflag.FlagSet, scopes ...Scope) *Flags {
 	return flags
 }
 
+// Completions returns, by the name of a flag, the values that one with few of them may have.
+func Completions() map[string][]string {
+	return map[string][]string{
+		"consistency":  {"ttl=60s", ConsistencyOpen, ConsistencyImmutable},
+		"log-level":    logLevels,
+		"log-format":   logFormats,
+		"addressing":   addressings,
+		"verify-reads": verifyReads,
+	}
+}
+
 // flagValue collects the texts of one flag; they are parsed at once, so that
 // the error is the command line's, and again by Load.
 type flagValue struct {

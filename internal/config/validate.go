@@ -11,6 +11,14 @@ import (
 	"strings"
 )
 
+// The values of options that have few.
+var (
+	logLevels   = []string{"debug", "info", "warn", "error"}
+	logFormats  = []string{"text", "json"}
+	addressings = []string{"auto", "path", "virtual"}
+	verifyReads = []string{"auto", "always"}
+)
+
 // problem is what Validate finds: which options cannot work, and what to do.
 // [Resolved] adds where they were set.
 type problem struct {
@@ -44,6 +52,9 @@ func checkGeometry(c Config) *problem {
 
 func checkCacheDirs(c Config) *problem {
 	for i, d := range c.CacheDirs {
+		if d.Budget > 0 && d.Budget < c.ChunkSize {
+			return &problem{[]string{"cache-dir"}, fmt.Sprintf("cache directory %s: a size of %s holds not even one chunk (%s)", d.Path, d.Budget, c.ChunkSize), "write it like " + d.Path + "=100Gi, or without =SIZE to use what the file system offers"}
+		}
 		for _, e := range c.CacheDirs[:i] {
 			if e.Path == d.Path || within(e.Path, d.Path) || within(d.Path, e.Path) {
 				return &problem{[]string{"cache-dir"}, fmt.Sprintf("cache directories %s and %s overlap", e.Path, d.Path), "give each a place of its own"}
@@ -124,10 +135,10 @@ func checkNode(c Config) *problem {
 	if c.Memory != 0 && c.Memory < minMemoryBytes {
 		return &problem{[]string{"memory"}, fmt.Sprintf("memory of %s is too little", c.Memory), "give 64Mi or more"}
 	}
-	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.LogLevel) {
+	if !slices.Contains(logLevels, c.LogLevel) {
 		return &problem{[]string{"log-level"}, fmt.Sprintf("%q is no log level", c.LogLevel), "use debug, info, warn or error"}
 	}
-	if !slices.Contains([]string{"text", "json"}, c.LogFormat) {
+	if !slices.Contains(logFormats, c.LogFormat) {
 		return &problem{[]string{"log-format"}, fmt.Sprintf("%q is no log format", c.LogFormat), "use text or json"}
 	}
 	// sun_path of Linux has 108 bytes; some are for the name under which the socket is made.
@@ -160,7 +171,7 @@ func checkOrigin(c Config) *problem {
 			return &problem{[]string{u.name}, fmt.Sprintf("endpoint %q carries credentials", f.masked(u.value)), "use --credentials-file or the environment"}
 		}
 	}
-	if !slices.Contains([]string{"auto", "path", "virtual"}, c.Addressing) {
+	if !slices.Contains(addressings, c.Addressing) {
 		return &problem{[]string{"addressing"}, fmt.Sprintf("%q is no kind of addressing", c.Addressing), "use auto, path or virtual"}
 	}
 	if c.CAFile != "" && strings.HasPrefix(c.Endpoint, "http://") {
@@ -199,7 +210,7 @@ func checkMount(c Config) *problem {
 			return &problem{[]string{i.name}, fmt.Sprintf("%d is no user or group", i.value), "give its number, or -1 for the one who mounts"}
 		}
 	}
-	if !slices.Contains([]string{"auto", "always"}, c.VerifyReads) {
+	if !slices.Contains(verifyReads, c.VerifyReads) {
 		return &problem{[]string{"verify-reads"}, fmt.Sprintf("%q is no way to verify reads", c.VerifyReads), "use auto or always"}
 	}
 	return nil

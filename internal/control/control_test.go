@@ -189,7 +189,7 @@ func TestStatusHasItsPromisedNames(t *testing.T) {
 	for _, want := range []string{
 		`"node":`, `"members":[{"id":"","name":"","address":"","zone":"","rack":"","state":"","ownedShare":0}]`,
 		`"datasets":[{"uri":"","objects":0,"bytes":0,"cachedBytes":0,"localBytes":0,"pinnedUntil":null}]`,
-		`"broadcasts":[{"object":"","nodesDone":0,"nodesReceiving":0,"bytesPerSecond":0,"originCopies":0,"maxOverMeanSent":0}]`,
+		`"seeds":{"asked":0,"answered":0}`, `"broadcasts":[{"object":"","nodesDone":0,"nodesReceiving":0,"bytesPerSecond":0,"originCopies":0,"maxOverMeanSent":0}]`,
 		`"bytes":{"origin":0,"peer":0,"disk":0,"memory":0,"passthroughOpens":0,"sentToPeers":0,"fetchedFromOrigin":0,"fetchedFromPeers":0}`,
 		`"disks":[{"path":"","state":"","usedBytes":0,"budgetBytes":0}]`, `"skippedKeys":[]`,
 	} {

@@ -14,6 +14,7 @@ type Status struct {
 	ID         string      `json:"id"`         // its ring id
 	Version    string      `json:"version"`    // of the program
 	Members    []Member    `json:"members"`    // of the cluster, as this node sees it
+	Seeds      Seeds       `json:"seeds"`      // that this node was told to join
 	Refused    []Refusal   `json:"refused"`    // members that were turned away, newest first
 	Mounts     []Mount     `json:"mounts"`     // of this node
 	Datasets   []Dataset   `json:"datasets"`   // that are mounted in this node
@@ -36,6 +37,15 @@ type Member struct {
 	State      string  `json:"state"`      // alive, suspect, restarting or dead
 	OwnedShare float64 `json:"ownedShare"` // of the ring, 0 to 1
 }
+
+// Seeds tells whether anybody is behind the names of --join.
+type Seeds struct {
+	Asked    int `json:"asked"`    // addresses other than this node's; a name that has none counts as one
+	Answered int `json:"answered"` // of these, those that are members or answered lately
+}
+
+// Alone reports whether there are seeds and none answers: they cannot be reached, or have another secret.
+func (s Seeds) Alone() bool { return s.Asked > 0 && s.Answered == 0 }
 
 // Refusal is a member that was turned away.
 type Refusal struct {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/shardwell/shardwell/internal/chunk"
+	"github.com/shardwell/shardwell/internal/config"
 	"github.com/shardwell/shardwell/objstore"
 	"github.com/shardwell/shardwell/peer"
 	"github.com/shardwell/shardwell/peer/member"
@@ -55,7 +56,7 @@ func openCluster(n *Node) (_ *cluster, err error) {
 	var keys secret.Set
 	if cfg.SecretFile != "" {
 		if keys, err = secret.ReadFile(cfg.SecretFile); err != nil {
-			return nil, err
+			return nil, &config.Error{What: err.Error(), Where: "--secret-file"}
 		}
 		if c.signer, err = transfer.NewSigner(keys.RequestKeys()); err != nil {
 			return nil, err

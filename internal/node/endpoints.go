@@ -1,9 +1,13 @@
 package node
 
 import (
+	"crypto/x509"
 	"fmt"
 	"log/slog"
+	"os"
 	"sync"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/shardwell/shardwell/internal/config"
 	"github.com/shardwell/shardwell/objstore"
@@ -35,6 +39,32 @@ func s3Config(cfg config.Config, bucket string, log *slog.Logger) s3.Config {
 		out.Credentials.File, out.Credentials.Profile = cfg.CredentialsFile, cfg.Profile
 	}
 	return out
+}
+
+// checkOriginFiles looks at the files and directories that the options of the origin name. A CA file that
+// cannot serve is an error. A directory that is not there may be mounted later: that is a line in the log.
+func checkOriginFiles(cfg config.Config, log *slog.Logger) error {
+	if cfg.CAFile != "" {
+		pem, err := os.ReadFile(cfg.CAFile)
+		if err != nil {
+			return &config.Error{What: fmt.Sprintf("cannot read the CA file: %v", err), Where: "--ca-file"}
+		}
+		if !x509.NewCertPool().AppendCertsFromPEM(pem) {
+			return &config.Error{What: fmt.Sprintf("%s holds no certificate (PEM)", cfg.CAFile), Where: "--ca-file", Do: "name a file with certificates, or drop it"}
+		}
+	}
+	for _, root := range cfg.OriginDirs {
+		var st unix.Statx_t
+		// Without asking a server that may not answer: what is cached is served all the same.
+		err := unix.Statx(unix.AT_FDCWD, root, unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
+		if err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			err = unix.ENOTDIR
+		}
+		if err != nil {
+			log.Warn("origin directory cannot be read; its readers get errors until it is there", "directory", root, "error", err)
+		}
+	}
+	return nil
 }
 
 // bucketOf returns where a URI points under cfg, and the prefix within.

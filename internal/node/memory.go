@@ -8,6 +8,7 @@ import (
 
 	"github.com/shardwell/shardwell/cache/mem"
 	"github.com/shardwell/shardwell/fuse"
+	"github.com/shardwell/shardwell/internal/config"
 )
 
 // Shares of memory.
@@ -27,11 +28,18 @@ const (
 // takeMemory divides the limit between the arena, reply buffers and Go's heap.
 func (n *Node) takeMemory() (err error) {
 	limit := int64(n.cfg.Memory)
-	if limit == 0 {
-		var ok bool
-		if limit, ok = mem.Limit(); !ok {
-			limit = machineMemory() / machineShare
-		}
+	most, whose := machineMemory(), "this machine has"
+	group, grouped := mem.Limit()
+	if grouped = grouped && group < most; grouped {
+		most, whose = group, "its control group allows"
+	}
+	switch {
+	case limit > most:
+		return &config.Error{What: fmt.Sprintf("memory of %s is more than %s (%s)", n.cfg.Memory, whose, config.Bytes(most)), Do: "give less by --memory, or leave it out"}
+	case limit == 0 && grouped:
+		limit = most
+	case limit == 0:
+		limit = most / machineShare
 	}
 	replies := min(fuse.DefaultBufferBytes, limit/replyShare)
 	plan := mem.Plan(limit, replies+runtimeBytes)

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/shardwell/shardwell/cache"
 	"github.com/shardwell/shardwell/fuse"
@@ -263,7 +264,7 @@ func (n *Node) prepare(ctx context.Context, m *mount, dir, state string) (err er
 		Names: n.names, Data: data{n.cache}, StateDir: state, Consistency: consistency(cfg.Consistency),
 		UID: uint32(cfg.UID), GID: uint32(cfg.GID), FileMode: fs.FileMode(cfg.FileMode), DirMode: fs.FileMode(cfg.DirMode),
 		AllowOther: cfg.AllowOther, NoPassthrough: cfg.VerifyReads == "always",
-		PrefetchBytes: n.prefetchBytes(), Buffers: n.buffers, Logger: n.log,
+		PrefetchBytes: n.prefetchBytes(), NameBudget: time.Duration(n.cfg.OriginTimeout), Buffers: n.buffers, Logger: n.log,
 	})
 	if err != nil {
 		return err
@@ -325,6 +326,31 @@ func (n *Node) umount(ctx context.Context, dir string) error {
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
+	}
+}
+
+// Detach takes the mounts of this node away from their directories without waiting for
+// anybody, those being made included: for a process that ends without [Node.Run]
+// having returned. Who has files open there gets errors when the process ends.
+func (n *Node) Detach() {
+	n.mounts.mu.Lock()
+	var dirs []string
+	for dir := range n.mounts.byDir {
+		dirs = append(dirs, dir)
+	}
+	for x := range n.mounts.live {
+		if dir := x.session.Dir(); !slices.Contains(dirs, dir) {
+			dirs = append(dirs, dir)
+		}
+	}
+	n.mounts.mu.Unlock()
+	for _, dir := range dirs {
+		if e, ok := fuse.FindMount(dir); !ok || !e.Ours() {
+			continue
+		}
+		if err := fuse.UnmountDir(dir, true); err != nil {
+			n.log.Error("mount stays behind", "directory", dir, "error", err)
+		}
 	}
 }
 

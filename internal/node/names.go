@@ -41,7 +41,7 @@ func (n *Node) refresh(ctx context.Context, uri string) (count int, err error) {
 		errs = append(errs, errThere, errHere)
 	}
 	if err := errors.Join(errs...); err != nil {
-		return count, fmt.Errorf("refresh %s: not every member was told: %w", u, oneLine(err))
+		return count, fmt.Errorf("refresh %s: not every member was told: %w", u, n.named(oneLine(err)))
 	}
 	return count, nil
 }
@@ -77,6 +77,9 @@ func (e told) Unwrap() error { return e.class }
 
 // about says what an error is about, unless it says so itself.
 func about(u config.URI, err error) error {
+	if errors.Is(err, objstore.ErrNoBucket) { // whoever was asked on the way says it in its own words too
+		return told{fmt.Sprintf("list %s: %v", u, objstore.ErrNoBucket), err}
+	}
 	if strings.Contains(err.Error(), strings.TrimSuffix(u.String(), "/")) {
 		return err
 	}
@@ -108,13 +111,28 @@ func (n *Node) list(ctx context.Context, req control.ListRequest, yield func(con
 	defer release()
 	maxAge, _ := cfg.Consistency.MaxAge()
 	q := objstore.Query{Bucket: bucket, MaxAge: maxAge}
-	return list(u, prefix, yield, func(r objstore.ListRequest) (page objstore.Page, err error) {
+	return n.named(list(u, prefix, yield, func(r objstore.ListRequest) (page objstore.Page, err error) {
 		err = n.origins.promptly(ctx, bucket, func(ctx context.Context) (err error) {
 			page, _, err = n.names.List(ctx, q, r)
 			return err
 		})
 		return page, err
-	})
+	}))
+}
+
+// named writes the names of members for their ring ids in an error that a user is to read.
+func (n *Node) named(err error) error {
+	if err == nil {
+		return nil
+	}
+	var pairs []string
+	for _, m := range n.cluster.group.Members() {
+		pairs = append(pairs, m.ID, m.Name)
+	}
+	if text := strings.NewReplacer(pairs...).Replace(err.Error()); text != err.Error() {
+		return told{text, err}
+	}
+	return err
 }
 
 // ListOrigin is [Node.List] without a node: it asks the origin of cfg.

@@ -92,6 +92,9 @@ func New(cfg config.Config, log *slog.Logger) (_ *Node, err error) {
 	if err := n.takeMemory(); err != nil {
 		return nil, err
 	}
+	if err := checkOriginFiles(cfg, log); err != nil {
+		return nil, err
+	}
 	n.origins = newOrigins(cfg, log)
 	if n.cluster, err = openCluster(n); err != nil {
 		return nil, err

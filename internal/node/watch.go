@@ -12,6 +12,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/shardwell/shardwell/internal/control"
 )
 
 // watch serves metrics and health: GET /metrics, /healthz (the process answers) and
@@ -47,6 +49,11 @@ func openWatch(n *Node) (*watch, error) {
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if !n.ready() {
 			http.Error(w, "starting", http.StatusServiceUnavailable)
+			return
+		}
+		// One that reaches no seed is ready all the same: the first of a cluster reaches none.
+		if s := control.Seeds(n.cluster.group.Seeds()); s.Alone() {
+			fmt.Fprintf(w, "ready, alone: joined none of %d seeds (unreachable, or another secret)\n", s.Asked)
 			return
 		}
 		fmt.Fprintln(w, "ready")

@@ -9,7 +9,8 @@
 // writer that changes a file within the granularity of its time stamps (4 ms on
 // older kernels), to the same size, goes unnoticed; so does one that sets the time
 // back: replace files by rename. Symbolic links are followed within the root and
-// refused when they leave it. Names with empty, "." or ".." parts do not exist.
+// refused when they leave it. A listing leaves those out, and what is neither file nor
+// directory, without a word: they are not objects. Names with empty, "." or ".." parts do not exist.
 //
 // The kernel cannot be told to give up a read of a file system that hangs: such
 // a call returns when the file system does, whatever its context says.

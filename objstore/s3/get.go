@@ -160,10 +160,7 @@ func (b *exactBody) Close() error { return b.body.Close() }
 
 // infoOf reads the headers of a HEAD.
 func infoOf(key string, h http.Header) (objstore.Info, error) {
-	info := objstore.Info{Key: key, ETag: cleanETag(h.Get("ETag"))}
-	if info.ETag == "" {
-		return info, invalid("the answer has no ETag, so nobody can tell versions apart")
-	}
+	info := objstore.Info{Key: key, ETag: cleanETag(h.Get("ETag"))} // perhaps none, as in a listing
 	size, err := strconv.ParseInt(h.Get("Content-Length"), 10, 64)
 	if err != nil || size < 0 || size > chunk.MaxObjectBytes {
 		return info, fmt.Errorf("the answer has Content-Length %q", clip(h.Get("Content-Length")))

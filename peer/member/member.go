@@ -13,8 +13,10 @@
 //
 // A place is a ring id. A process takes it under a name of its own (node name and a random
 // part), so that memberlist never takes a restarted member for the one before it, whatever its address.
-// Of several processes with one id the one that began last holds the place; when two of
-// them live on for [duplicateAfter], somebody has copied a cache directory, and the log says so.
+// Of several processes with one id the one that began first holds the place for as long as it answers a ping
+// under its name: then somebody has copied a cache directory, and the others are refused, with a line in the
+// log of each member; one that finds out while it starts ends with [ErrDuplicate]. One that does not answer, has said
+// that it stops, or had the address that a later one has now, was killed, and the later one takes its place.
 //
 // A member that stops says "restarting" and leaves in memberlist's sense, so that others need
 // not find out by probing; one that was killed is found out. Either way its place stays, in state
@@ -99,8 +101,11 @@ type Group struct {
 	self  netip.AddrPort
 	stats Stats
 
-	mu  sync.Mutex
-	own Record // what this member tells of itself
+	mu    sync.Mutex
+	own   Record // what this member tells of itself
+	seeds SeedState
+
+	alone bool // that no seed answers is in the log; of seedLoop
 
 	ending sync.Mutex // held while this member says farewell or stops; before mu
 	ended  bool
@@ -225,11 +230,11 @@ func (g *Group) Run(ctx context.Context) error {
 	var wait sync.WaitGroup
 	asked := make(chan struct{})
 	wait.Go(func() { g.seedLoop(seeds, asked) })
-	g.changeLoop(ctx, asked)
-
+	wait.Go(func() { g.rivalLoop(seeds) })
+	err := g.changeLoop(ctx, asked)
 	g.farewell()
 	stopSeeds()
-	err := g.Close()
+	err = errors.Join(err, g.Close())
 	wait.Wait()
 	return err
 }
@@ -263,12 +268,16 @@ func (g *Group) Close() error {
 }
 
 // changeLoop hands members to OnChange until ctx ends: first when the seeds have been asked, so that
-// no node takes itself for alone while it is not, then in batches.
-func (g *Group) changeLoop(ctx context.Context, asked <-chan struct{}) {
+// no node takes itself for alone while it is not, then in batches. It returns [ErrDuplicate] when
+// another process turns out to be this member before the first call.
+func (g *Group) changeLoop(ctx context.Context, asked <-chan struct{}) error {
 	select {
 	case <-asked:
 	case <-ctx.Done():
-		return
+		return nil
+	}
+	if err := g.askRival(ctx); err != nil {
+		return err
 	}
 	var last []Member
 	for {
@@ -280,7 +289,7 @@ func (g *Group) changeLoop(ctx context.Context, asked <-chan struct{}) {
 			g.cfg.OnChange(slices.Clone(list))
 		}
 		if !g.waitChange(ctx, next) {
-			return
+			return nil
 		}
 	}
 }

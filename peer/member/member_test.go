@@ -3,9 +3,11 @@ package member
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -271,27 +273,114 @@ func TestAnOlderProtocolThatOverlapsIsWelcome(t *testing.T) {
 	})
 }
 
-func TestACopiedCacheDirectoryIsNamed(t *testing.T) {
+// SEMANTICS C8: Of two live processes with one ring id (a copied cache directory) the one that began first keeps its
+// place, and the other is refused with a line in the log of every member.
+func TestACopiedCacheDirectoryIsNamedAndTheCopyRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t)
 		defer c.stopAll()
 		c.addMany(3)
 		c.eventually(30*time.Second, "start", c.allKnow(3))
+		_, calls, _, _ := c.nodes[0].seen()
 		cfg := c.config("id-001")
-		cfg.Name = "copy"
-		twin := c.start(cfg, c.net.Addr())
-		c.nodes = append(c.nodes, twin)
-		time.Sleep(duplicateAfter + 10*time.Second)
+		cfg.Name, cfg.Transport = "copy", c.net.Listen(c.net.Addr())
+		cfg.OnChange = func([]Member) { t.Error("the copy took part") }
+		twin, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		err = twin.Run(t.Context())
+		if !errors.Is(err, ErrDuplicate) || !strings.Contains(err.Error(), "ring id id-001 is that of host-id-001 at "+c.nodes[1].addr.String()) {
+			t.Errorf("the copy ended with %v", err)
+		}
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("the copy ended after %v", took)
+		}
+		c.eventually(5*time.Second, "all name it", func() bool {
+			for _, n := range c.nodes {
+				if len(n.Refused()) != 1 {
+					return false
+				}
+			}
+			return true
+		})
+		time.Sleep(time.Minute)
 		c.agree(3)
-		if !c.logHas("ring id in use twice", "id-001", "copy", "host-id-001") {
-			t.Errorf("no line about the copy in:\n%s", c.log.String())
+		for _, n := range c.nodes {
+			r := n.Refused()
+			if len(r) != 1 || r[0].Name != "copy" || !strings.Contains(r[0].Reason, "Remove the file node-id") || n.Stats().Duplicates.Load() != 1 {
+				t.Errorf("%s refused %v, %d duplicates", n.cfg.ID, r, n.Stats().Duplicates.Load())
+			}
 		}
-		if n := c.nodes[0].Stats().Duplicates.Load(); n != 1 {
-			t.Errorf("duplicates counted: %d, want 1", n)
+		if n := strings.Count(c.log.String(), "ring id in use twice"); n < 3 || n > 4 { // the copy itself may say it
+			t.Errorf("%d lines about the copy, want one of each member:\n%s", n, c.log.String())
 		}
-		if r := c.nodes[2].Refused(); len(r) != 1 {
-			t.Errorf("refused: %v", r)
+		if _, now, _, _ := c.nodes[0].seen(); now != calls {
+			t.Errorf("%d changes of the members for a copy", now-calls)
 		}
+	})
+}
+
+// Killed and back at another address before its death is known: it waits a moment and has its place.
+func TestAKilledMemberComesBackElsewhereAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		defer c.stopAll()
+		c.addMany(4)
+		c.eventually(30*time.Second, "start", c.allKnow(4))
+		old := c.nodes[2]
+		old.crash()
+		c.nodes[2] = c.start(old.cfg, c.net.Addr())
+		took := c.eventually(15*time.Second, "all see it there", func() bool {
+			for _, n := range c.nodes {
+				for _, m := range n.Members() {
+					if m.ID == old.cfg.ID && (m.Addr != c.nodes[2].addr || m.State != Alive) {
+						return false
+					}
+				}
+			}
+			return true
+		})
+		t.Logf("after %v", took)
+		for _, n := range c.nodes {
+			if r := n.Refused(); len(r) != 0 {
+				t.Errorf("%s refused %v", n.cfg.ID, r)
+			}
+		}
+	})
+}
+
+// Two halves in each of which the id is used: nobody ends when they meet, the one that began first has the place.
+func TestTwinsThatMeetWhenASplitHealsGoOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		defer c.stopAll()
+		c.addMany(2)
+		c.eventually(30*time.Second, "start", c.allKnow(2))
+		lonely := c.start(func() Config { cfg := c.config("id-900"); cfg.Join = nil; return cfg }(), c.net.Addr())
+		cfg := c.config("id-001")
+		cfg.Name, cfg.Join = "copy", []string{lonely.addr.String()}
+		twin := c.start(cfg, c.net.Addr())
+		c.eventually(10*time.Second, "the other half", func() bool { n, _, _, _ := lonely.seen(); return n == 2 })
+		if _, err := c.nodes[0].list.Join([]string{lonely.addr.String()}); err != nil {
+			t.Fatal(err)
+		}
+		all := append(c.nodes, lonely, twin)
+		first := c.nodes[1].addr
+		c.nodes = all
+		c.eventually(30*time.Second, "all give the place to the first", func() bool {
+			for _, n := range all {
+				held := false
+				for _, m := range n.Members() {
+					held = held || m.ID == "id-001" && m.Addr == first
+				}
+				if !held || len(n.Refused()) != 1 {
+					return false
+				}
+			}
+			return true
+		})
 	})
 }
 

@@ -2,6 +2,7 @@ package member
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"net"
@@ -23,7 +24,7 @@ const (
 	// asked again for so long: each time costs a full exchange.
 	seedAgain        = 45 * time.Second
 	lookupTimeout    = 5 * time.Second
-	maxSeedAddresses = 20_000 // of all names together
+	maxSeedAddresses = 20_000 // of one name
 )
 
 // seedLoop asks the seeds until ctx ends: at once, and then whenever there is an address that is
@@ -35,8 +36,10 @@ func (g *Group) seedLoop(ctx context.Context, asked chan<- struct{}) {
 	defer giveUp.Stop()
 	retry := seedFirstRetry
 	again := make(map[netip.AddrPort]time.Time)
+	began := time.Now()
 	for answered, settled := false, false; ; {
 		contacted, missing := g.askSeeds(ctx, again, goOn)
+		g.judgeSeeds(time.Since(began) >= seedFirstTimeout)
 		wait := seedInterval/2 + rand.N(seedInterval)
 		switch {
 		case answered && !settled:
@@ -67,7 +70,8 @@ func (g *Group) seedLoop(ctx context.Context, asked chan<- struct{}) {
 func (g *Group) askSeeds(ctx context.Context, again map[netip.AddrPort]time.Time, answered func()) (contacted, missing int) {
 	now := time.Now()
 	maps.DeleteFunc(again, func(_ netip.AddrPort, t time.Time) bool { return !now.Before(t) })
-	addrs := slices.DeleteFunc(g.missing(ctx), func(a netip.AddrPort) bool { return now.Before(again[a]) })
+	given := g.resolveSeeds(ctx)
+	addrs := slices.DeleteFunc(g.missing(given), func(a netip.AddrPort) bool { return now.Before(again[a]) })
 	missing = len(addrs)
 	rand.Shuffle(missing, func(i, j int) { addrs[i], addrs[j] = addrs[j], addrs[i] })
 	addrs = addrs[:min(missing, seedContacts)]
@@ -95,7 +99,68 @@ func (g *Group) askSeeds(ctx context.Context, again map[netip.AddrPort]time.Time
 			again[a] = now.Add(seedAgain)
 		}
 	}
+	g.countSeeds(given, again)
 	return contacted, missing
+}
+
+// SeedState tells how many seeds there are besides this member, and whether anybody is behind them.
+type SeedState struct {
+	Asked    int // addresses behind the names to join; a name without one counts as one
+	Answered int // of these, those that are members or answered lately
+}
+
+// Alone reports whether seeds were given and none has answered: they cannot be reached, or
+// have another secret, and this member is a cluster of its own.
+func (s SeedState) Alone() bool { return s.Asked > 0 && s.Answered == 0 }
+
+// Seeds returns what came of the last look at the seeds.
+func (g *Group) Seeds() SeedState {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.seeds
+}
+
+// countSeeds notes what came of a look at the seeds at the addresses given. Those in answered have
+// answered lately.
+func (g *Group) countSeeds(given []seedName, answered map[netip.AddrPort]time.Time) {
+	members := map[netip.AddrPort]bool{}
+	for _, m := range g.Members() {
+		members[m.Addr] = m.State != Down
+	}
+	var s SeedState
+	seen := map[netip.AddrPort]bool{g.self: true}
+	for _, name := range given {
+		if len(name.addrs) == 0 {
+			s.Asked++
+		}
+		for _, a := range name.addrs {
+			if seen[a] {
+				continue
+			}
+			seen[a] = true
+			s.Asked++
+			if _, ok := answered[a]; ok || members[a] {
+				s.Answered++
+			}
+		}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.seeds = s
+}
+
+// judgeSeeds logs that no seed answers, once they had time to, and that this is over: each once.
+func (g *Group) judgeSeeds(late bool) {
+	s := g.Seeds()
+	switch {
+	case s.Alone() && late && !g.alone:
+		g.alone = true
+		g.cfg.Logger.Warn(fmt.Sprintf("joined none of %d seeds (unreachable, or another secret): this node is a cluster of its own until one answers", s.Asked),
+			"join", g.cfg.Join)
+	case !s.Alone() && g.alone:
+		g.alone = false
+		g.cfg.Logger.Info("seeds answer again", "asked", s.Asked, "answered", s.Answered)
+	}
 }
 
 // exchange exchanges states with one member at random. When many start at once, gossip misses
@@ -118,7 +183,7 @@ func (g *Group) exchange() {
 
 // missing returns the addresses of seeds, and of members that stopped answering, at which
 // no member is known to live.
-func (g *Group) missing(ctx context.Context) []netip.AddrPort {
+func (g *Group) missing(given []seedName) []netip.AddrPort {
 	known := map[netip.AddrPort]bool{g.self: true}
 	var lost []netip.AddrPort
 	for _, m := range g.Members() {
@@ -129,7 +194,11 @@ func (g *Group) missing(ctx context.Context) []netip.AddrPort {
 		}
 	}
 	var list []netip.AddrPort
-	for _, a := range append(g.resolveSeeds(ctx), lost...) {
+	var seeds []netip.AddrPort
+	for _, name := range given {
+		seeds = append(seeds, name.addrs...)
+	}
+	for _, a := range append(seeds, lost...) {
 		if !known[a] {
 			known[a] = true
 			list = append(list, a)
@@ -138,9 +207,12 @@ func (g *Group) missing(ctx context.Context) []netip.AddrPort {
 	return list
 }
 
+// seedName is one name to join.
+type seedName struct{ addrs []netip.AddrPort } // none when it cannot be resolved
+
 // resolveSeeds returns the addresses of all names to join.
-func (g *Group) resolveSeeds(ctx context.Context) []netip.AddrPort {
-	found := make([][]netip.AddrPort, len(g.cfg.Join))
+func (g *Group) resolveSeeds(ctx context.Context) []seedName {
+	found := make([]seedName, len(g.cfg.Join))
 	var wait sync.WaitGroup
 	for i, name := range g.cfg.Join {
 		wait.Go(func() {
@@ -149,12 +221,11 @@ func (g *Group) resolveSeeds(ctx context.Context) []netip.AddrPort {
 				g.stats.SeedFailures.Add(1)
 				g.cfg.Logger.Warn("membership: resolve a name to join", "name", name, "error", err)
 			}
-			found[i] = addrs
+			found[i].addrs = addrs[:min(len(addrs), maxSeedAddresses)]
 		})
 	}
 	wait.Wait()
-	list := slices.Concat(found...)
-	return list[:min(len(list), maxSeedAddresses)]
+	return found
 }
 
 // resolve returns the addresses of one name, which may be an address and may have a port.

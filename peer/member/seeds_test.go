@@ -1,10 +1,12 @@
 package member
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -63,6 +65,10 @@ func TestANodeWhoseSeedsAreAwayGoesOnAloneAndFindsThemLater(t *testing.T) {
 		early := c.start(cfg, c.net.Addr())
 		c.nodes = append(c.nodes, early)
 		took := c.eventually(seedFirstTimeout+time.Second, "it takes itself for alone", c.allKnow(1))
+		time.Sleep(time.Minute)
+		if s := early.Seeds(); s != (SeedState{Asked: 1}) || !s.Alone() {
+			t.Errorf("alone: %+v", s)
+		}
 		if took < seedFirstTimeout/2 {
 			t.Errorf("it gave up after %s", took)
 		}
@@ -70,6 +76,34 @@ func TestANodeWhoseSeedsAreAwayGoesOnAloneAndFindsThemLater(t *testing.T) {
 		other.Join = nil
 		c.nodes = append(c.nodes, c.start(other, later))
 		c.eventually(time.Minute, "they found each other", c.allKnow(2))
+		time.Sleep(time.Minute)
+		if s := early.Seeds(); s != (SeedState{Asked: 1, Answered: 1}) {
+			t.Errorf("found: %+v", s)
+		}
+		if s := c.nodes[1].Seeds(); s != (SeedState{}) {
+			t.Errorf("without seeds: %+v", s)
+		}
+		for _, line := range []string{"joined none of 1 seeds (unreachable, or another secret)", "seeds answer again"} {
+			if n := strings.Count(c.log.String(), line); n != 1 {
+				t.Errorf("%d lines %q, want 1:\n%s", n, line, c.log.String())
+			}
+		}
+	})
+}
+
+func TestASeedWithAnotherSecretIsNotJoined(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		defer c.stopAll()
+		c.add("a")
+		cfg := c.config("stranger")
+		cfg.Keys = [][]byte{bytes.Repeat([]byte{8}, 32)}
+		stranger := c.start(cfg, c.net.Addr())
+		c.nodes = append(c.nodes, stranger)
+		time.Sleep(time.Minute)
+		if !stranger.Seeds().Alone() || !c.logHas("level=WARN", "joined none of 1 seeds") {
+			t.Errorf("seeds %+v; log:\n%s", stranger.Seeds(), c.log.String())
+		}
 	})
 }
 

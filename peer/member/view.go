@@ -17,11 +17,6 @@ const (
 	flapWindow = time.Minute
 	flapSettle = 10 * time.Second
 
-	// duplicateAfter is how long two processes with one ring id must live side by side to be reported. A
-	// killed member that came back elsewhere overlaps with its former self until that is
-	// found dead, which takes memberlist up to 72 s at 1,000 members.
-	duplicateAfter = 90 * time.Second
-
 	talkMembers  = 100              // above it joins are logged at debug level: a start would be a thousand lines
 	maxRefusals  = 64               // refused nodes remembered
 	refusalAge   = 10 * time.Minute // how long a refusal is remembered, and repeated in the log at most once
@@ -47,15 +42,17 @@ type process struct {
 	addr  netip.AddrPort
 	rec   Record
 	since time.Time // when it joined
+
+	asked  bool // whether it answers is known: it was asked when another came with its ring id
+	silent bool // it did not answer then
 }
 
 // place is what is known of one ring id.
 type place struct {
 	live      []process   // those that answer: one, but for restarts and mistakes
-	last      process     // the latest process, also when it lives no more
+	last      process     // the process that holds it, also when it lives no more
 	downSince time.Time   // when live became empty
 	downs     []time.Time // the last flapDowns times at which a process was gone
-	reported  bool        // its duplicate is in the log
 }
 
 // view collects what gossip tells and says what it means at a given time.
@@ -65,12 +62,15 @@ type view struct {
 	log     *slog.Logger
 	changed chan struct{} // has one element when something has changed since it was read
 
+	contested chan struct{} // has one element when a ring id came to be in use twice since it was read
+
 	mu       sync.Mutex
 	closed   bool // gossip is not heard any more
 	own      Record
 	selfName string // in memberlist
 	places   map[string]*place
-	refused  map[string]*refusal // by memberlist name
+	refused  map[string]*refusal // by memberlist name; by ring id and address where that is in use twice
+	met      []process           // that came, or were there, when a ring id came to be in use twice since rivals read it
 }
 
 // refusal is a Refusal and when it was in the log.
@@ -82,7 +82,7 @@ type refusal struct {
 func newView(own Record, selfName string, grace time.Duration, stats *Stats, log *slog.Logger) *view {
 	return &view{
 		own: own, selfName: selfName, grace: grace, stats: stats, log: log,
-		changed: make(chan struct{}, 1),
+		changed: make(chan struct{}, 1), contested: make(chan struct{}, 1),
 		places:  make(map[string]*place),
 		refused: make(map[string]*refusal),
 	}
@@ -119,14 +119,12 @@ func (v *view) up(p process) {
 	}
 	delete(v.refused, p.name)
 	i := slices.IndexFunc(pl.live, func(q process) bool { return q.name == p.name })
+	before, had := pl.last.name, len(pl.live) > 0
 	switch {
 	case i >= 0:
-		p.since = pl.live[i].since
+		p.since, p.asked, p.silent = pl.live[i].since, pl.live[i].asked, pl.live[i].silent
 		pl.live[i] = p
 	default:
-		if len(pl.live) > 0 {
-			pl.fell(p.since) // the one before it was killed and not yet found dead
-		}
 		pl.live = append(pl.live, p)
 		pl.live = pl.live[max(0, len(pl.live)-maxPerPlace):]
 		if p.name != v.selfName {
@@ -138,7 +136,13 @@ func (v *view) up(p process) {
 			logMember(v.log, level, "member joined", p.name, p.addr, "id", p.rec.ID, "zone", p.rec.Zone, "rack", p.rec.Rack)
 		}
 	}
-	pl.choose()
+	pl.choose(v.selfName)
+	if had && i < 0 && pl.last.name != before {
+		pl.fell(p.since) // the one before it was killed and not yet found dead
+	}
+	if len(pl.live) > 1 && i < 0 {
+		v.contest(pl)
+	}
 	v.signal()
 }
 
@@ -146,15 +150,6 @@ func (v *view) up(p process) {
 func (pl *place) fell(now time.Time) {
 	pl.downs = append(pl.downs, now)
 	pl.downs = pl.downs[max(0, len(pl.downs)-flapDowns):]
-}
-
-// choose makes the newest of the living processes the one that holds the place.
-func (pl *place) choose() {
-	for i, p := range pl.live {
-		if i == 0 || pl.last.before(p) {
-			pl.last = p
-		}
-	}
 }
 
 // before reports whether p yields to q, of the same ring id.
@@ -181,7 +176,7 @@ func (v *view) down(p process, now time.Time) {
 	if p.name == pl.last.name {
 		pl.last.rec = p.rec
 	}
-	pl.choose()
+	pl.choose(v.selfName)
 	v.stats.Leaves.Add(1)
 	what := "member stopped answering"
 	if p.rec.Restarting || p.rec.Leaving {
@@ -228,7 +223,7 @@ func (v *view) forgetRefusals(now time.Time) {
 	}
 }
 
-// refusals returns the processes refused lately and the ring ids that are in use twice.
+// refusals returns the processes refused lately.
 func (v *view) refusals(now time.Time) []Refusal {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -237,14 +232,6 @@ func (v *view) refusals(now time.Time) []Refusal {
 	for _, r := range v.refused {
 		list = append(list, r.Refusal)
 	}
-	for id, pl := range v.places {
-		for _, p := range pl.live {
-			if pl.reported && p.name != pl.last.name {
-				list = append(list, Refusal{Name: displayName(p.name), Addr: p.addr, Last: now,
-					Reason: duplicateReason(id, pl.last)})
-			}
-		}
-	}
 	slices.SortFunc(list, func(a, b Refusal) int {
 		if c := strings.Compare(a.Name, b.Name); c != 0 {
 			return c
@@ -252,11 +239,6 @@ func (v *view) refusals(now time.Time) []Refusal {
 		return a.Addr.Compare(b.Addr)
 	})
 	return list
-}
-
-func duplicateReason(id string, holder process) string {
-	return "ring id " + id + " is also that of " + displayName(holder.name) + " at " + holder.addr.String() +
-		": was a cache directory copied? Remove the file node-id from one of them"
 }
 
 // snapshot returns the members as of now, sorted by ID, and when they will
@@ -297,7 +279,6 @@ func (v *view) snapshot(now time.Time) ([]Member, time.Time) {
 			m.State = Restarting
 			sooner(steady)
 		}
-		sooner(v.checkDuplicate(id, pl, now))
 		list = append(list, m)
 	}
 	slices.SortFunc(list, func(a, b Member) int { return strings.Compare(a.ID, b.ID) })
@@ -311,35 +292,6 @@ func (pl *place) steadyAt() time.Time {
 		return time.Time{}
 	}
 	return up.Add(flapSettle)
-}
-
-// checkDuplicate reports, once, a ring id that two processes have had for long. It
-// returns when to look again.
-func (v *view) checkDuplicate(id string, pl *place, now time.Time) time.Time {
-	if len(pl.live) < 2 {
-		pl.reported = false
-		return time.Time{}
-	}
-	if pl.reported {
-		return time.Time{}
-	}
-	var latest time.Time
-	for _, p := range pl.live {
-		if p.since.After(latest) {
-			latest = p.since
-		}
-	}
-	if end := latest.Add(duplicateAfter); now.Before(end) {
-		return end
-	}
-	pl.reported = true
-	v.stats.Duplicates.Add(1)
-	for _, p := range pl.live {
-		if p.name != pl.last.name {
-			logMember(v.log, slog.LevelError, "ring id in use twice", p.name, p.addr, "reason", duplicateReason(id, pl.last))
-		}
-	}
-	return time.Time{}
 }
 
 // member returns p as others see it, in state Alive.

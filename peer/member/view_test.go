@@ -57,12 +57,74 @@ func TestAKilledMemberThatIsBackBeforeItsDeathIsKnown(t *testing.T) {
 	v := testView()
 	v.up(at(proc("a", 1, 1), epoch))
 	v.up(at(proc("a", 2, 2), epoch.Add(time.Second)))
+	if got := stateOf(v, "a", epoch.Add(2*time.Second)); got != "alive 10.0.0.1" {
+		t.Errorf("before anybody was asked, the place is %q", got)
+	}
+	v.heard(proc("a", 1, 1), false)
+	v.heard(proc("a", 2, 2), true)
+	v.judgeRivals(v.rivals(""), epoch.Add(2*time.Second))
 	if got := stateOf(v, "a", epoch.Add(2*time.Second)); got != "alive 10.0.0.2" {
 		t.Errorf("the place is %q", got)
+	}
+	if r := v.refusals(epoch.Add(3 * time.Second)); len(r) != 0 {
+		t.Errorf("refused: %v", r)
 	}
 	v.down(proc("a", 1, 1), epoch.Add(9*time.Second))
 	if got := stateOf(v, "a", epoch.Add(10*time.Second)); got != "alive 10.0.0.2" {
 		t.Errorf("once the death is known, the place is %q", got)
+	}
+}
+
+func TestALaterProcessAtTheSameAddressTakesThePlaceAtOnce(t *testing.T) {
+	v := testView()
+	first, second := proc("a", 1, 1), proc("a", 2, 2)
+	second.addr = first.addr
+	for _, p := range []process{second, first} { // in the order in which one who joins may hear of them
+		v.up(at(p, epoch))
+	}
+	if got := v.places["a"].last.name; got != second.name {
+		t.Errorf("the place is %s's", got)
+	}
+	v.down(first, epoch.Add(time.Second))
+	if got := stateOf(v, "a", epoch.Add(2*time.Second)); got != "alive 10.0.0.1" {
+		t.Errorf("once the death is known, the place is %q", got)
+	}
+}
+
+// The log has it once, however often the copy is started, and the first stays.
+func TestACopyIsRefusedAndInTheLogOnce(t *testing.T) {
+	var log bytes.Buffer
+	v := testView()
+	v.log = slog.New(slog.NewTextHandler(&log, nil))
+	v.up(at(proc("a", 1, 1), epoch))
+	for i := range 5 {
+		twin := proc("a", 2, uint64(2+i))
+		twin.name = fmt.Sprintf("copy#%d", i)
+		v.up(at(twin, epoch))
+		for _, p := range v.rivals("") {
+			v.heard(p, true)
+		}
+		v.judgeRivals(v.rivals(""), epoch)
+		v.judgeRivals(v.rivals(""), epoch)
+		if got := stateOf(v, "a", epoch); got != "alive 10.0.0.1" {
+			t.Errorf("the place is %q", got)
+		}
+		twin.rec.Restarting = true
+		v.up(twin)
+		v.down(twin, epoch)
+	}
+	if n := strings.Count(log.String(), "level=WARN"); n != 1 {
+		t.Errorf("%d warnings, want 1:\n%s", n, log.String())
+	}
+	r := v.refusals(epoch)
+	if len(r) != 1 || r[0].Name != "copy" || !strings.Contains(r[0].Reason, "Remove the file node-id") {
+		t.Errorf("refused: %v", r)
+	}
+	// When the first stops, the copy has the place.
+	v.up(at(proc("a", 2, 9), epoch))
+	v.down(proc("a", 1, 1), epoch)
+	if got := stateOf(v, "a", epoch); got != "alive 10.0.0.2" {
+		t.Errorf("after the end of the first, the place is %q", got)
 	}
 }
 

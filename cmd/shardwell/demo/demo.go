@@ -50,14 +50,21 @@ func Run(ctx context.Context, o Options) (complaints []string, err error) {
 	if o.Nodes < 1 || o.Nodes > MaxNodes {
 		return nil, fmt.Errorf("%d nodes: must be 1 to %d", o.Nodes, MaxNodes)
 	}
+	if err := checkMounts(); err != nil {
+		return nil, err
+	}
 	dir, err := os.MkdirTemp("", "shardwell-demo-")
 	if err != nil {
 		return nil, err
 	}
 	d := &demo{Options: o, dir: dir}
 	defer func() {
-		if cleanErr := d.clean(); err == nil {
+		cleanErr := d.clean()
+		if err == nil {
 			err = cleanErr
+		}
+		if cleanErr == nil && (o.Keep || err != nil) {
+			d.say("ended the nodes and removed %s", d.dir)
 		}
 	}()
 	if err := d.prepare(ctx); err != nil {
@@ -76,6 +83,25 @@ func Run(ctx context.Context, o Options) (complaints []string, err error) {
 		<-ctx.Done()
 	}
 	return complaints, nil
+}
+
+// checkMounts says what keeps this user from mounting, before any work is done in vain.
+func checkMounts() error {
+	if os.Geteuid() != 0 {
+		return errors.New("it mounts file systems, which only root may: run it with sudo")
+	}
+	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		return fmt.Errorf("it mounts file systems by FUSE, which this machine lacks: %w", err)
+	}
+	return f.Close()
+}
+
+func nodes(n int) string {
+	if n == 1 {
+		return "1 node"
+	}
+	return fmt.Sprintf("%d nodes", n)
 }
 
 // demo is a demonstration that runs.
@@ -101,7 +127,7 @@ func (d *demo) prepare(ctx context.Context) (err error) {
 	if err := d.startOrigin(); err != nil {
 		return fmt.Errorf("start the S3 server: %w", err)
 	}
-	d.say("%s MB behind %s; starting %d nodes", megabytes(d.source.bytes()), d.origin.URL(), d.Options.Nodes)
+	d.say("%s MB behind %s; starting %s", megabytes(d.source.bytes()), d.origin.URL(), nodes(d.Options.Nodes))
 	d.nodes = newCluster(d.Executable, d.dir, d.origin.URL())
 	if err := d.nodes.start(ctx, d.Options.Nodes); err != nil {
 		return err
@@ -158,12 +184,12 @@ func (d *demo) clean() error {
 
 // invite tells the user what there is to look at.
 func (d *demo) invite() {
-	d.say("\nIt is all still there, until Ctrl-C:")
+	d.say("\nIt is all still there, until Ctrl-C, which removes it:")
 	for _, n := range d.nodes.all {
 		d.say("  %s  mount %s  log %s", n.name, n.mount, n.log)
 		d.say("          %s status --control-socket %s", d.Executable, n.socket)
 		d.say("          curl http://%s/metrics", n.metrics)
 	}
-	d.say("  origin  %s, bucket %s", d.origin.URL(), bucketName)
+	d.say("  origin  %s ls s3://%s/ --anonymous --endpoint %s --region us-east-1 --control-socket %s", d.Executable, bucketName, d.origin.URL(), filepath.Join(d.dir, "none"))
 	d.say("  secret  %s", d.nodes.secret)
 }
