@@ -16,6 +16,9 @@ import (
 // ErrHung says that the disk did not answer in time.
 var ErrHung = errors.New("cache disk does not answer")
 
+// errNotTried says so of a call that was not even begun.
+var errNotTried = fmt.Errorf("not tried: %w", ErrHung)
+
 // Bounds of calls to a disk that may hang.
 const (
 	maxCalls     = 32 // at a time; each that moves data has a buffer of a block meanwhile
@@ -68,7 +71,7 @@ type guarded struct {
 func (g *guard) do(op string, call func() error, late func()) error {
 	timeout, ok := g.patience()
 	if !ok {
-		return fmt.Errorf("%s: %w", op, ErrHung)
+		return fmt.Errorf("%s: %w", op, errNotTried)
 	}
 	c, _ := g.calls.Get().(*guarded)
 	if c == nil {
@@ -80,7 +83,7 @@ func (g *guard) do(op string, call func() error, late func()) error {
 	case g.slots <- struct{}{}:
 	case <-c.timer.C: // the others wait for the disk, not for us: they tell
 		g.calls.Put(c)
-		return fmt.Errorf("%s: %w", op, ErrHung)
+		return fmt.Errorf("%s: %w", op, errNotTried)
 	}
 	go func() {
 		err := call()
@@ -266,8 +269,15 @@ func (f guardedFile) WriteAt(p []byte, off int64) (int, error) {
 	})
 }
 
-// Close implements [io.Closer].
-func (f guardedFile) Close() error { return f.g.do("close", f.f.Close, nothing) }
+// Close implements [io.Closer]. A file is closed in any case, if need be when the disk answers
+// again: its descriptor, and the lock that it may carry, would stay for good.
+func (f guardedFile) Close() error {
+	err := f.g.do("close", f.f.Close, nothing)
+	if errors.Is(err, errNotTried) {
+		go f.f.Close()
+	}
+	return err
+}
 
 // Truncate implements [FSFile].
 func (f guardedFile) Truncate(size int64) error {

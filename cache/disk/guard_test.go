@@ -79,6 +79,16 @@ func TestHangingDisk(t *testing.T) {
 	if n := d.guard.hung.Load(); n == 0 || n > maxCalls {
 		t.Errorf("%d calls are left behind", n)
 	}
+	other, err := d.fs.OpenFile(d.path(lockName), 0, 0)
+	if err == nil {
+		t.Error("opened on a disk that hangs")
+		other.Close()
+	}
+	var closed atomic.Bool
+	if err := (guardedFile{d.guard, &closeNoter{closed: &closed}}).Close(); !errors.Is(err, ErrHung) {
+		t.Errorf("close: %v", err)
+	}
+	eventually(t, "a file is closed though nothing is tried", closed.Load)
 	if !f.Complete() {
 		t.Error("blocks of a disk that hangs were taken for damaged")
 	}
@@ -94,6 +104,14 @@ func TestHangingDisk(t *testing.T) {
 		t.Errorf("put afterwards: %v", err)
 	}
 }
+
+// closeNoter is a file that notes its end.
+type closeNoter struct {
+	FSFile
+	closed *atomic.Bool
+}
+
+func (c *closeNoter) Close() error { c.closed.Store(true); return nil }
 
 // TestEveryCallHangs makes the k-th call hang, for every k, alone and with all that follow, until
 // the work is done. What is on the disk then is right or absent.
