@@ -334,9 +334,16 @@ func (s *Session) declinePoll(dev int) {
 // kernel's end of it. A thread that waits for an answer outlives SIGKILL. If it shared
 // the descriptors of the process, they would outlive it too: nobody would ever
 // answer, and the mount would hang for good. The caller's goroutine ends soon after,
-// and the thread with it.
+// and the thread with it: the main thread would not, and would keep its copies of all
+// descriptors, locks and unlinked files among them, as long as the process lives.
 func withoutDevice(dev int, f func() error) error {
 	runtime.LockOSThread() // for ever
+	if unix.Gettid() == unix.Getpid() {
+		defer runtime.UnlockOSThread()
+		done := make(chan error)
+		go func() { done <- withoutDevice(dev, f) }() // on another thread: this one is taken
+		return <-done
+	}
 	if err := unix.Unshare(unix.CLONE_FILES); err != nil {
 		return fmt.Errorf("unshare descriptors: %w", err)
 	}
