@@ -319,19 +319,22 @@ func TestBytesFromTheOriginAreReadOnce(t *testing.T) {
 
 // An object of which this node owns only a later chunk is one of its own for the tier.
 func TestTierKeepsWhatIsOwnedInPart(t *testing.T) {
-	keeps := true
-	r := newRig(t, 8, func(c *Config) {
-		c.Owned = func(req chunk.Request) bool { return req.Span.First > 0 }
-		c.Keeps = func(chunk.Object, chunk.ObjectID) bool { return keeps }
-	})
-	defer r.shut(t)
-	obj, data := r.put("k", 3*512<<10)
-	for _, keeps = range []bool{true, false, true} { // the ring may change between two opens
-		f := r.open(t, obj)
-		wantRead(t, f, data, 0, len(data))
-		f.Close()
-		if got := r.tier.owned[obj.ID()]; got != keeps {
-			t.Errorf("the tier was told owned %v, want %v", got, keeps)
+	synctest.Test(t, func(t *testing.T) {
+		keeps := true
+		r := newRig(t, 8, func(c *Config) {
+			c.Owned = func(req chunk.Request) bool { return req.Span.First > 0 }
+			c.Keeps = func(chunk.Object, chunk.ObjectID) bool { return keeps }
+		})
+		defer r.shut(t)
+		obj, data := r.put("k", 3*512<<10)
+		for _, keeps = range []bool{true, false, true} { // the ring may change between two opens
+			f := r.open(t, obj)
+			wantRead(t, f, data, 0, len(data))
+			f.Close()
+			synctest.Wait() // until the last fetch has let go of the object
+			if got := r.tier.owned[obj.ID()]; got != keeps {
+				t.Errorf("the tier was told owned %v, want %v", got, keeps)
+			}
 		}
-	}
+	})
 }
