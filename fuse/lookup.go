@@ -122,7 +122,7 @@ func (s *Session) ask(ctx context.Context, d *snapshot.Dir, name string, maxAge 
 	s.stats.ListPages.Add(1)
 	began, asked, absent := time.Now(), d.Ask(), s.absent.begin()
 	both.Go(func() { a.Head, headAge, a.HeadErr = s.cfg.Names.Head(ctx, q, key) })
-	a.Below, listAge, a.ListErr = s.cfg.Names.List(ctx, q, objstore.ListRequest{Prefix: key + "/", Limit: 1})
+	a.Below, listAge, a.ListErr = s.firstNames(ctx, q, objstore.ListRequest{Prefix: key + "/", Limit: 1})
 	both.Wait()
 	now := time.Now()
 	at := now.Add(-max(headAge, listAge))
@@ -227,4 +227,23 @@ func (s *Session) object(n node) chunk.Object {
 		ETag:   n.view.ETag,
 		Size:   n.view.Size,
 	}
+}
+
+// maxEmptyPages bounds the pages without a name that an origin may give in a row.
+const maxEmptyPages = 1000
+
+// firstNames returns the first page that has a name on it. Origins may give empty
+// pages with more behind them, where keys were deleted: these do not say that there is
+// nothing.
+func (s *Session) firstNames(ctx context.Context, q objstore.Query, req objstore.ListRequest) (page objstore.Page, age time.Duration, err error) {
+	for range maxEmptyPages {
+		var a time.Duration
+		page, a, err = s.cfg.Names.List(ctx, q, req)
+		age = max(age, a)
+		if err != nil || len(page.Objects)+len(page.Prefixes) > 0 || page.Next == "" {
+			return page, age, err
+		}
+		req.Token = page.Next
+	}
+	return page, age, fmt.Errorf("list %q: %d pages without a name in a row", req.Prefix, maxEmptyPages)
 }

@@ -178,7 +178,7 @@ func (c *Config) protocolOptions(log *slog.Logger) *gofuse.MountOptions {
 func (s *Session) Check(ctx context.Context) error {
 	q := objstore.Query{Bucket: s.cfg.Bucket, MaxAge: s.maxAge()}
 	prefix := tree.DirPrefix(s.cfg.Prefix)
-	page, _, err := s.cfg.Names.List(ctx, q, objstore.ListRequest{Prefix: prefix, Delimiter: "/", Limit: 1})
+	page, _, err := s.firstNames(ctx, q, objstore.ListRequest{Prefix: prefix, Delimiter: "/", Limit: 1})
 	switch {
 	case err != nil && strings.Contains(err.Error(), strings.TrimSuffix(s.cfg.uri(), "/")):
 		return err // says what it is about

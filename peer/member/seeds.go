@@ -181,13 +181,14 @@ func (g *Group) exchange() {
 	}
 }
 
-// missing returns the addresses of seeds, and of members that stopped answering, at which
-// no member is known to live.
+// missing returns the addresses of seeds, and of members that stopped answering or said
+// that they restart, at which no member is known to live. One that restarts may have
+// no seeds of its own, as the first of a cluster: it is for us to ask whether it is back.
 func (g *Group) missing(given []seedName) []netip.AddrPort {
 	known := map[netip.AddrPort]bool{g.self: true}
 	var lost []netip.AddrPort
 	for _, m := range g.Members() {
-		if m.State == Down {
+		if m.State != Alive && !m.Self {
 			lost = append(lost, m.Addr)
 		} else {
 			known[m.Addr] = true
