@@ -301,7 +301,7 @@ func (f *fakeFile) ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 	return f.ReadLate(ctx, off, len(p), func() ([]byte, error) { return p, nil })
 }
 
-func (f *fakeFile) ReadLate(ctx context.Context, off int64, n int, take func() ([]byte, error)) (int, error) {
+func (f *fakeFile) ReadLate(ctx context.Context, off int64, want int, take func() ([]byte, error)) (int, error) {
 	if strings.HasPrefix(f.obj.Key, "stuck") {
 		if err := f.o.waitStuck(ctx); err != nil {
 			return 0, err
@@ -320,13 +320,14 @@ func (f *fakeFile) ReadLate(ctx context.Context, off int64, n int, take func() (
 	if err != nil {
 		return 0, err
 	}
+	p = p[:want]
+	n := want
 	if f.have.data != nil {
 		n = copy(p, f.have.data[off:])
 	} else {
 		for i := range p {
 			p[i] = pattern(off + int64(i))
 		}
-		n = len(p)
 	}
 	if off+int64(n) == f.obj.Size {
 		return n, io.EOF
