@@ -67,7 +67,7 @@ type Config struct {
 	// RequesterPays accepts the cost of requests to a bucket that demands it.
 	RequesterPays bool
 	// StallTimeout cuts an answer that does not begin, or a body that yields
-	// nothing, for this long. 0 means 20 s.
+	// nothing, for this long. 0 means 12 s.
 	StallTimeout time.Duration
 	// DialTimeout bounds a connection's making, TLS included. 0 means 10 s.
 	DialTimeout time.Duration
@@ -79,7 +79,7 @@ type Config struct {
 
 // Defaults of a [Config].
 const (
-	DefaultStallTimeout = 20 * time.Second
+	DefaultStallTimeout = 12 * time.Second // less than a peer waits for an owner (20 s), which is to have asked again by then
 	DefaultDialTimeout  = 10 * time.Second
 	DefaultMaxIdleConns = 128
 	defaultRegion       = "us-east-1"
