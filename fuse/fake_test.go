@@ -364,10 +364,16 @@ func needFUSE(t testing.TB) {
 	if os.Getuid() == 0 && err == nil {
 		return
 	}
+	skip(t, "needs root and /dev/fuse")
+}
+
+// skip ends a test that this machine cannot run; on CI it fails.
+func skip(t testing.TB, why string) {
+	t.Helper()
 	if os.Getenv("CI") == "true" {
-		t.Fatal("needs root and /dev/fuse")
+		t.Fatal(why)
 	}
-	t.Skip("needs root and /dev/fuse")
+	t.Skip(why)
 }
 
 // mount shows origin on a directory of the test until it ends.

@@ -34,7 +34,7 @@ func TestPassthrough(t *testing.T) {
 	m := mount(t, o, nil)
 	<-m.Ready()
 	if !m.passthrough.Load() {
-		t.Skip("the kernel has no passthrough")
+		skip(t, "the kernel has no passthrough")
 	}
 	a, b := open(t, m.path("f")), open(t, m.path("f"))
 	p := make([]byte, len(data))
@@ -74,7 +74,7 @@ func TestPassthroughNeverMixes(t *testing.T) {
 	m := mount(t, o, nil)
 	a := open(t, m.path("f"))
 	if !m.passthrough.Load() {
-		t.Skip("the kernel has no passthrough")
+		skip(t, "the kernel has no passthrough")
 	}
 	o.complete(t, "f")
 	b := open(t, m.path("f"))
@@ -131,7 +131,7 @@ func TestPassthroughRefused(t *testing.T) {
 	m := mount(t, o, nil)
 	<-m.Ready()
 	if !m.passthrough.Load() {
-		t.Skip("the kernel has no passthrough")
+		skip(t, "the kernel has no passthrough")
 	}
 	for range 2 {
 		if got := content(t, m.path("f")); got != "hello" {
