@@ -34,7 +34,9 @@ func start(t testing.TB, d *Dir) (stop func()) {
 
 // SEMANTICS C6: Bytes that the cache directories hold stay within their budget, and free space and inodes above their floors.
 //
-// TestBudgetHolds stores far more than fits from many sides, and looks all the while.
+// TestBudgetHolds stores from many sides until twice the budget was stored, and looks
+// all the while. How many blocks are refused on the way depends on how soon room is
+// made.
 func TestBudgetHolds(t *testing.T) {
 	const budget = 64 * chunk.MinBlockBytes
 	cfg := testConfig(t.TempDir())
@@ -42,20 +44,17 @@ func TestBudgetHolds(t *testing.T) {
 	d := openDir(t, cfg)
 	stop := start(t, d)
 	var wg sync.WaitGroup
-	var stored sync.Map
 	for w := range 4 {
 		wg.Go(func() {
-			for i := range 40 {
-				c := newContent(fmt.Sprintf("%d/%d", w, i), 3*chunk.MinBlockBytes+i)
+			for i := 0; d.stats.StoredBytes.Load() < 2*budget; i++ {
+				c := newContent(fmt.Sprintf("%d/%d", w, i), 3*chunk.MinBlockBytes+i%1000)
 				f, err := d.Acquire(c.obj, c.id, w%2 == 0)
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				for b := range f.Blocks() {
-					if err := f.Put(c.block(small, b)); err == nil {
-						stored.Store(c.obj.Key, true)
-					} else if !errors.Is(err, ErrNotAdmitted) {
+					if err := f.Put(c.block(small, b)); err != nil && !errors.Is(err, ErrNotAdmitted) {
 						t.Error(err)
 					}
 				}
@@ -70,8 +69,8 @@ func TestBudgetHolds(t *testing.T) {
 	wg.Wait()
 	stop()
 	checkLedger(t, d)
-	if d.stats.EvictedObjects.Load() == 0 || d.stats.StoredBytes.Load() < 2*budget {
-		t.Errorf("%d bytes stored, %d objects evicted", d.stats.StoredBytes.Load(), d.stats.EvictedObjects.Load())
+	if d.stats.EvictedObjects.Load() == 0 {
+		t.Error("no object evicted")
 	}
 }
 
