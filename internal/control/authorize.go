@@ -9,6 +9,7 @@ type Operation string
 const (
 	OpMount   Operation = "mount"
 	OpUmount  Operation = "umount"
+	OpUsage   Operation = "usage"
 	OpStatus  Operation = "status"
 	OpRefresh Operation = "refresh"
 	OpList    Operation = "ls"

@@ -81,6 +81,21 @@ func (c *Client) Umount(ctx context.Context, dir string) error {
 	return fromWire(err)
 }
 
+// Release is [Node.Release].
+func (c *Client) Release(ctx context.Context, dir string) error {
+	_, err := c.rpc.Release(ctx, &controlpb.ReleaseRequest{Dir: dir})
+	return fromWire(err)
+}
+
+// Usage is [Node.Usage].
+func (c *Client) Usage(ctx context.Context, dir string) (Usage, error) {
+	reply, err := c.rpc.Usage(ctx, &controlpb.UsageRequest{Dir: dir})
+	if err != nil {
+		return Usage{}, fromWire(err)
+	}
+	return Usage{Objects: reply.GetObjects(), Bytes: reply.GetBytes(), LocalBytes: reply.GetLocalBytes()}, nil
+}
+
 // Status is [Node.Status].
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	var st Status

@@ -21,6 +21,11 @@ type Node interface {
 	Mount(ctx context.Context, req MountRequest) (MountReply, error)
 	// Umount ends the mount on a directory.
 	Umount(ctx context.Context, dir string) error
+	// Release takes the mount away from a directory whoever uses it; what is open
+	// there stays readable. That nothing is mounted there is no error.
+	Release(ctx context.Context, dir string) error
+	// Usage tells how much of what is mounted on a directory is known and held here.
+	Usage(ctx context.Context, dir string) (Usage, error)
 	// Status describes the node and what it knows of the cluster.
 	Status(ctx context.Context) (Status, error)
 	// Refresh makes the cluster forget names and versions under a URI, and
@@ -60,6 +65,13 @@ type MountRequest struct {
 type MountReply struct {
 	Source   string // what is mounted, in full
 	Existing bool   // the same was mounted there already
+}
+
+// Usage is how much a mount shows, as far as it was listed, and how much of that this node holds.
+type Usage struct {
+	Objects    int64
+	Bytes      int64
+	LocalBytes int64
 }
 
 // ListRequest asks for a listing.

@@ -41,7 +41,11 @@ func (f *fakeNode) Mount(ctx context.Context, req MountRequest) (MountReply, err
 	}
 	return MountReply{Source: req.URI, Existing: true}, f.err
 }
-func (f *fakeNode) Umount(context.Context, string) error         { return f.err }
+func (f *fakeNode) Umount(context.Context, string) error  { return f.err }
+func (f *fakeNode) Release(context.Context, string) error { return f.err }
+func (f *fakeNode) Usage(context.Context, string) (Usage, error) {
+	return Usage{Objects: 3, Bytes: 5, LocalBytes: 4}, f.err
+}
 func (f *fakeNode) Status(context.Context) (Status, error)       { return f.status, f.err }
 func (f *fakeNode) Refresh(context.Context, string) (int, error) { return 42, f.err }
 func (f *fakeNode) Pin(_ context.Context, _ string, ttl time.Duration) (int64, int64, error) {
@@ -121,6 +125,12 @@ func TestRoundTrip(t *testing.T) {
 	}
 	if n, err := c.Refresh(t.Context(), "s3://b/"); err != nil || n != 42 {
 		t.Errorf("refresh: got %d, %v, want 42", n, err)
+	}
+	if u, err := c.Usage(t.Context(), "/data"); err != nil || u != (Usage{Objects: 3, Bytes: 5, LocalBytes: 4}) {
+		t.Errorf("usage: got %+v, %v", u, err)
+	}
+	if err := c.Release(t.Context(), "/data"); err != nil {
+		t.Errorf("release: %v", err)
 	}
 	if err := c.Umount(t.Context(), "/data"); err != nil {
 		t.Errorf("umount: %v", err)

@@ -115,6 +115,30 @@ func (h *handlers) Umount(ctx context.Context, in *controlpb.UmountRequest) (*co
 	return &controlpb.UmountReply{}, nil
 }
 
+func (h *handlers) Release(ctx context.Context, in *controlpb.ReleaseRequest) (*controlpb.ReleaseReply, error) {
+	if _, err := h.admit(ctx, OpUmount, in.GetDir()); err != nil {
+		return nil, err
+	}
+	if err := checkDir(in.GetDir()); err != nil {
+		return nil, toWire(err)
+	}
+	if err := h.server.node.Release(ctx, in.GetDir()); err != nil {
+		return nil, toWire(err)
+	}
+	return &controlpb.ReleaseReply{}, nil
+}
+
+func (h *handlers) Usage(ctx context.Context, in *controlpb.UsageRequest) (*controlpb.UsageReply, error) {
+	if _, err := h.admit(ctx, OpUsage, in.GetDir()); err != nil {
+		return nil, err
+	}
+	u, err := h.server.node.Usage(ctx, in.GetDir())
+	if err != nil {
+		return nil, toWire(err)
+	}
+	return &controlpb.UsageReply{Objects: u.Objects, Bytes: u.Bytes, LocalBytes: u.LocalBytes}, nil
+}
+
 func (h *handlers) Status(ctx context.Context, _ *controlpb.StatusRequest) (*controlpb.StatusReply, error) {
 	if _, err := h.admit(ctx, OpStatus, ""); err != nil {
 		return nil, err

@@ -213,6 +213,191 @@ func (*UmountReply) Descriptor() ([]byte, []int) {
 	return file_control_proto_rawDescGZIP(), []int{3}
 }
 
+type ReleaseRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Dir           string                 `protobuf:"bytes,1,opt,name=dir,proto3" json:"dir,omitempty"` // absolute path
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseRequest) Reset() {
+	*x = ReleaseRequest{}
+	mi := &file_control_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseRequest) ProtoMessage() {}
+
+func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
+func (*ReleaseRequest) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ReleaseRequest) GetDir() string {
+	if x != nil {
+		return x.Dir
+	}
+	return ""
+}
+
+type ReleaseReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseReply) Reset() {
+	*x = ReleaseReply{}
+	mi := &file_control_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseReply) ProtoMessage() {}
+
+func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseReply.ProtoReflect.Descriptor instead.
+func (*ReleaseReply) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{5}
+}
+
+type UsageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Dir           string                 `protobuf:"bytes,1,opt,name=dir,proto3" json:"dir,omitempty"` // absolute path
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UsageRequest) Reset() {
+	*x = UsageRequest{}
+	mi := &file_control_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UsageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UsageRequest) ProtoMessage() {}
+
+func (x *UsageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
+func (*UsageRequest) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *UsageRequest) GetDir() string {
+	if x != nil {
+		return x.Dir
+	}
+	return ""
+}
+
+// UsageReply is what the node knows of what is mounted on a directory.
+type UsageReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Objects       int64                  `protobuf:"varint,1,opt,name=objects,proto3" json:"objects,omitempty"`                         // as far as they were listed
+	Bytes         int64                  `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`                             // of them
+	LocalBytes    int64                  `protobuf:"varint,3,opt,name=local_bytes,json=localBytes,proto3" json:"local_bytes,omitempty"` // that this node holds
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UsageReply) Reset() {
+	*x = UsageReply{}
+	mi := &file_control_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UsageReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UsageReply) ProtoMessage() {}
+
+func (x *UsageReply) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UsageReply.ProtoReflect.Descriptor instead.
+func (*UsageReply) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *UsageReply) GetObjects() int64 {
+	if x != nil {
+		return x.Objects
+	}
+	return 0
+}
+
+func (x *UsageReply) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *UsageReply) GetLocalBytes() int64 {
+	if x != nil {
+		return x.LocalBytes
+	}
+	return 0
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -221,7 +406,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_control_proto_msgTypes[4]
+	mi := &file_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -233,7 +418,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[4]
+	mi := &file_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -246,7 +431,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{4}
+	return file_control_proto_rawDescGZIP(), []int{8}
 }
 
 type StatusReply struct {
@@ -258,7 +443,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_control_proto_msgTypes[5]
+	mi := &file_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -270,7 +455,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[5]
+	mi := &file_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -283,7 +468,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{5}
+	return file_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StatusReply) GetJson() []byte {
@@ -302,7 +487,7 @@ type RefreshRequest struct {
 
 func (x *RefreshRequest) Reset() {
 	*x = RefreshRequest{}
-	mi := &file_control_proto_msgTypes[6]
+	mi := &file_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -314,7 +499,7 @@ func (x *RefreshRequest) String() string {
 func (*RefreshRequest) ProtoMessage() {}
 
 func (x *RefreshRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[6]
+	mi := &file_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -327,7 +512,7 @@ func (x *RefreshRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefreshRequest.ProtoReflect.Descriptor instead.
 func (*RefreshRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{6}
+	return file_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RefreshRequest) GetUri() string {
@@ -346,7 +531,7 @@ type RefreshReply struct {
 
 func (x *RefreshReply) Reset() {
 	*x = RefreshReply{}
-	mi := &file_control_proto_msgTypes[7]
+	mi := &file_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -358,7 +543,7 @@ func (x *RefreshReply) String() string {
 func (*RefreshReply) ProtoMessage() {}
 
 func (x *RefreshReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[7]
+	mi := &file_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -371,7 +556,7 @@ func (x *RefreshReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefreshReply.ProtoReflect.Descriptor instead.
 func (*RefreshReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{7}
+	return file_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RefreshReply) GetForgotten() int64 {
@@ -391,7 +576,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_control_proto_msgTypes[8]
+	mi := &file_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -403,7 +588,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[8]
+	mi := &file_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -416,7 +601,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{8}
+	return file_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListRequest) GetUri() string {
@@ -443,7 +628,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_control_proto_msgTypes[9]
+	mi := &file_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -455,7 +640,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[9]
+	mi := &file_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -468,7 +653,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{9}
+	return file_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListReply) GetEntries() []*Entry {
@@ -490,7 +675,7 @@ type Entry struct {
 
 func (x *Entry) Reset() {
 	*x = Entry{}
-	mi := &file_control_proto_msgTypes[10]
+	mi := &file_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -502,7 +687,7 @@ func (x *Entry) String() string {
 func (*Entry) ProtoMessage() {}
 
 func (x *Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[10]
+	mi := &file_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -515,7 +700,7 @@ func (x *Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entry.ProtoReflect.Descriptor instead.
 func (*Entry) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{10}
+	return file_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Entry) GetName() []byte {
@@ -557,7 +742,7 @@ type ReadRequest struct {
 
 func (x *ReadRequest) Reset() {
 	*x = ReadRequest{}
-	mi := &file_control_proto_msgTypes[11]
+	mi := &file_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -569,7 +754,7 @@ func (x *ReadRequest) String() string {
 func (*ReadRequest) ProtoMessage() {}
 
 func (x *ReadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[11]
+	mi := &file_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -582,7 +767,7 @@ func (x *ReadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadRequest.ProtoReflect.Descriptor instead.
 func (*ReadRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{11}
+	return file_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReadRequest) GetUri() string {
@@ -619,7 +804,7 @@ type ReadReply struct {
 
 func (x *ReadReply) Reset() {
 	*x = ReadReply{}
-	mi := &file_control_proto_msgTypes[12]
+	mi := &file_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -631,7 +816,7 @@ func (x *ReadReply) String() string {
 func (*ReadReply) ProtoMessage() {}
 
 func (x *ReadReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[12]
+	mi := &file_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -644,7 +829,7 @@ func (x *ReadReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadReply.ProtoReflect.Descriptor instead.
 func (*ReadReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{12}
+	return file_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ReadReply) GetSize() int64 {
@@ -676,7 +861,7 @@ type VersionRequest struct {
 
 func (x *VersionRequest) Reset() {
 	*x = VersionRequest{}
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -688,7 +873,7 @@ func (x *VersionRequest) String() string {
 func (*VersionRequest) ProtoMessage() {}
 
 func (x *VersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -701,7 +886,7 @@ func (x *VersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
 func (*VersionRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{13}
+	return file_control_proto_rawDescGZIP(), []int{17}
 }
 
 type VersionReply struct {
@@ -714,7 +899,7 @@ type VersionReply struct {
 
 func (x *VersionReply) Reset() {
 	*x = VersionReply{}
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -726,7 +911,7 @@ func (x *VersionReply) String() string {
 func (*VersionReply) ProtoMessage() {}
 
 func (x *VersionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -739,7 +924,7 @@ func (x *VersionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionReply.ProtoReflect.Descriptor instead.
 func (*VersionReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{14}
+	return file_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *VersionReply) GetVersion() string {
@@ -767,7 +952,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -779,7 +964,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -792,7 +977,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{15}
+	return file_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Failure) GetClass() string {
@@ -812,7 +997,7 @@ type PinRequest struct {
 
 func (x *PinRequest) Reset() {
 	*x = PinRequest{}
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -824,7 +1009,7 @@ func (x *PinRequest) String() string {
 func (*PinRequest) ProtoMessage() {}
 
 func (x *PinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -837,7 +1022,7 @@ func (x *PinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinRequest.ProtoReflect.Descriptor instead.
 func (*PinRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{16}
+	return file_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PinRequest) GetUri() string {
@@ -864,7 +1049,7 @@ type PinReply struct {
 
 func (x *PinReply) Reset() {
 	*x = PinReply{}
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -876,7 +1061,7 @@ func (x *PinReply) String() string {
 func (*PinReply) ProtoMessage() {}
 
 func (x *PinReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -889,7 +1074,7 @@ func (x *PinReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinReply.ProtoReflect.Descriptor instead.
 func (*PinReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{17}
+	return file_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PinReply) GetObjects() int64 {
@@ -914,7 +1099,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -926,7 +1111,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -939,7 +1124,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{18}
+	return file_control_proto_rawDescGZIP(), []int{22}
 }
 
 // DrainReply tells how far the node is in handing on what it holds.
@@ -954,7 +1139,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -966,7 +1151,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -979,7 +1164,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{19}
+	return file_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DrainReply) GetDoneBytes() int64 {
@@ -1021,7 +1206,18 @@ const file_control_proto_rawDesc = "" +
 	"\bexisting\x18\x02 \x01(\bR\bexisting\"!\n" +
 	"\rUmountRequest\x12\x10\n" +
 	"\x03dir\x18\x01 \x01(\tR\x03dir\"\r\n" +
-	"\vUmountReply\"\x0f\n" +
+	"\vUmountReply\"\"\n" +
+	"\x0eReleaseRequest\x12\x10\n" +
+	"\x03dir\x18\x01 \x01(\tR\x03dir\"\x0e\n" +
+	"\fReleaseReply\" \n" +
+	"\fUsageRequest\x12\x10\n" +
+	"\x03dir\x18\x01 \x01(\tR\x03dir\"]\n" +
+	"\n" +
+	"UsageReply\x12\x18\n" +
+	"\aobjects\x18\x01 \x01(\x03R\aobjects\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\x12\x1f\n" +
+	"\vlocal_bytes\x18\x03 \x01(\x03R\n" +
+	"localBytes\"\x0f\n" +
 	"\rStatusRequest\"!\n" +
 	"\vStatusReply\x12\x12\n" +
 	"\x04json\x18\x01 \x01(\fR\x04json\"\"\n" +
@@ -1073,10 +1269,12 @@ const file_control_proto_rawDesc = "" +
 	"done_bytes\x18\x01 \x01(\x03R\tdoneBytes\x12\x1f\n" +
 	"\vtotal_bytes\x18\x02 \x01(\x03R\n" +
 	"totalBytes\x12!\n" +
-	"\ffailed_bytes\x18\x03 \x01(\x03R\vfailedBytes2\xdc\x05\n" +
+	"\ffailed_bytes\x18\x03 \x01(\x03R\vfailedBytes2\x80\a\n" +
 	"\aControl\x12M\n" +
 	"\x05Mount\x12\".shardwell.control.v1.MountRequest\x1a .shardwell.control.v1.MountReply\x12P\n" +
-	"\x06Umount\x12#.shardwell.control.v1.UmountRequest\x1a!.shardwell.control.v1.UmountReply\x12P\n" +
+	"\x06Umount\x12#.shardwell.control.v1.UmountRequest\x1a!.shardwell.control.v1.UmountReply\x12S\n" +
+	"\aRelease\x12$.shardwell.control.v1.ReleaseRequest\x1a\".shardwell.control.v1.ReleaseReply\x12M\n" +
+	"\x05Usage\x12\".shardwell.control.v1.UsageRequest\x1a .shardwell.control.v1.UsageReply\x12P\n" +
 	"\x06Status\x12#.shardwell.control.v1.StatusRequest\x1a!.shardwell.control.v1.StatusReply\x12S\n" +
 	"\aRefresh\x12$.shardwell.control.v1.RefreshRequest\x1a\".shardwell.control.v1.RefreshReply\x12L\n" +
 	"\x04List\x12!.shardwell.control.v1.ListRequest\x1a\x1f.shardwell.control.v1.ListReply0\x01\x12L\n" +
@@ -1097,57 +1295,65 @@ func file_control_proto_rawDescGZIP() []byte {
 	return file_control_proto_rawDescData
 }
 
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_control_proto_goTypes = []any{
 	(*MountRequest)(nil),   // 0: shardwell.control.v1.MountRequest
 	(*MountReply)(nil),     // 1: shardwell.control.v1.MountReply
 	(*UmountRequest)(nil),  // 2: shardwell.control.v1.UmountRequest
 	(*UmountReply)(nil),    // 3: shardwell.control.v1.UmountReply
-	(*StatusRequest)(nil),  // 4: shardwell.control.v1.StatusRequest
-	(*StatusReply)(nil),    // 5: shardwell.control.v1.StatusReply
-	(*RefreshRequest)(nil), // 6: shardwell.control.v1.RefreshRequest
-	(*RefreshReply)(nil),   // 7: shardwell.control.v1.RefreshReply
-	(*ListRequest)(nil),    // 8: shardwell.control.v1.ListRequest
-	(*ListReply)(nil),      // 9: shardwell.control.v1.ListReply
-	(*Entry)(nil),          // 10: shardwell.control.v1.Entry
-	(*ReadRequest)(nil),    // 11: shardwell.control.v1.ReadRequest
-	(*ReadReply)(nil),      // 12: shardwell.control.v1.ReadReply
-	(*VersionRequest)(nil), // 13: shardwell.control.v1.VersionRequest
-	(*VersionReply)(nil),   // 14: shardwell.control.v1.VersionReply
-	(*Failure)(nil),        // 15: shardwell.control.v1.Failure
-	(*PinRequest)(nil),     // 16: shardwell.control.v1.PinRequest
-	(*PinReply)(nil),       // 17: shardwell.control.v1.PinReply
-	(*DrainRequest)(nil),   // 18: shardwell.control.v1.DrainRequest
-	(*DrainReply)(nil),     // 19: shardwell.control.v1.DrainReply
-	nil,                    // 20: shardwell.control.v1.MountRequest.OptionsEntry
-	nil,                    // 21: shardwell.control.v1.ListRequest.OptionsEntry
-	nil,                    // 22: shardwell.control.v1.ReadRequest.OptionsEntry
+	(*ReleaseRequest)(nil), // 4: shardwell.control.v1.ReleaseRequest
+	(*ReleaseReply)(nil),   // 5: shardwell.control.v1.ReleaseReply
+	(*UsageRequest)(nil),   // 6: shardwell.control.v1.UsageRequest
+	(*UsageReply)(nil),     // 7: shardwell.control.v1.UsageReply
+	(*StatusRequest)(nil),  // 8: shardwell.control.v1.StatusRequest
+	(*StatusReply)(nil),    // 9: shardwell.control.v1.StatusReply
+	(*RefreshRequest)(nil), // 10: shardwell.control.v1.RefreshRequest
+	(*RefreshReply)(nil),   // 11: shardwell.control.v1.RefreshReply
+	(*ListRequest)(nil),    // 12: shardwell.control.v1.ListRequest
+	(*ListReply)(nil),      // 13: shardwell.control.v1.ListReply
+	(*Entry)(nil),          // 14: shardwell.control.v1.Entry
+	(*ReadRequest)(nil),    // 15: shardwell.control.v1.ReadRequest
+	(*ReadReply)(nil),      // 16: shardwell.control.v1.ReadReply
+	(*VersionRequest)(nil), // 17: shardwell.control.v1.VersionRequest
+	(*VersionReply)(nil),   // 18: shardwell.control.v1.VersionReply
+	(*Failure)(nil),        // 19: shardwell.control.v1.Failure
+	(*PinRequest)(nil),     // 20: shardwell.control.v1.PinRequest
+	(*PinReply)(nil),       // 21: shardwell.control.v1.PinReply
+	(*DrainRequest)(nil),   // 22: shardwell.control.v1.DrainRequest
+	(*DrainReply)(nil),     // 23: shardwell.control.v1.DrainReply
+	nil,                    // 24: shardwell.control.v1.MountRequest.OptionsEntry
+	nil,                    // 25: shardwell.control.v1.ListRequest.OptionsEntry
+	nil,                    // 26: shardwell.control.v1.ReadRequest.OptionsEntry
 }
 var file_control_proto_depIdxs = []int32{
-	20, // 0: shardwell.control.v1.MountRequest.options:type_name -> shardwell.control.v1.MountRequest.OptionsEntry
-	21, // 1: shardwell.control.v1.ListRequest.options:type_name -> shardwell.control.v1.ListRequest.OptionsEntry
-	10, // 2: shardwell.control.v1.ListReply.entries:type_name -> shardwell.control.v1.Entry
-	22, // 3: shardwell.control.v1.ReadRequest.options:type_name -> shardwell.control.v1.ReadRequest.OptionsEntry
+	24, // 0: shardwell.control.v1.MountRequest.options:type_name -> shardwell.control.v1.MountRequest.OptionsEntry
+	25, // 1: shardwell.control.v1.ListRequest.options:type_name -> shardwell.control.v1.ListRequest.OptionsEntry
+	14, // 2: shardwell.control.v1.ListReply.entries:type_name -> shardwell.control.v1.Entry
+	26, // 3: shardwell.control.v1.ReadRequest.options:type_name -> shardwell.control.v1.ReadRequest.OptionsEntry
 	0,  // 4: shardwell.control.v1.Control.Mount:input_type -> shardwell.control.v1.MountRequest
 	2,  // 5: shardwell.control.v1.Control.Umount:input_type -> shardwell.control.v1.UmountRequest
-	4,  // 6: shardwell.control.v1.Control.Status:input_type -> shardwell.control.v1.StatusRequest
-	6,  // 7: shardwell.control.v1.Control.Refresh:input_type -> shardwell.control.v1.RefreshRequest
-	8,  // 8: shardwell.control.v1.Control.List:input_type -> shardwell.control.v1.ListRequest
-	11, // 9: shardwell.control.v1.Control.Read:input_type -> shardwell.control.v1.ReadRequest
-	13, // 10: shardwell.control.v1.Control.Version:input_type -> shardwell.control.v1.VersionRequest
-	16, // 11: shardwell.control.v1.Control.Pin:input_type -> shardwell.control.v1.PinRequest
-	18, // 12: shardwell.control.v1.Control.Drain:input_type -> shardwell.control.v1.DrainRequest
-	1,  // 13: shardwell.control.v1.Control.Mount:output_type -> shardwell.control.v1.MountReply
-	3,  // 14: shardwell.control.v1.Control.Umount:output_type -> shardwell.control.v1.UmountReply
-	5,  // 15: shardwell.control.v1.Control.Status:output_type -> shardwell.control.v1.StatusReply
-	7,  // 16: shardwell.control.v1.Control.Refresh:output_type -> shardwell.control.v1.RefreshReply
-	9,  // 17: shardwell.control.v1.Control.List:output_type -> shardwell.control.v1.ListReply
-	12, // 18: shardwell.control.v1.Control.Read:output_type -> shardwell.control.v1.ReadReply
-	14, // 19: shardwell.control.v1.Control.Version:output_type -> shardwell.control.v1.VersionReply
-	17, // 20: shardwell.control.v1.Control.Pin:output_type -> shardwell.control.v1.PinReply
-	19, // 21: shardwell.control.v1.Control.Drain:output_type -> shardwell.control.v1.DrainReply
-	13, // [13:22] is the sub-list for method output_type
-	4,  // [4:13] is the sub-list for method input_type
+	4,  // 6: shardwell.control.v1.Control.Release:input_type -> shardwell.control.v1.ReleaseRequest
+	6,  // 7: shardwell.control.v1.Control.Usage:input_type -> shardwell.control.v1.UsageRequest
+	8,  // 8: shardwell.control.v1.Control.Status:input_type -> shardwell.control.v1.StatusRequest
+	10, // 9: shardwell.control.v1.Control.Refresh:input_type -> shardwell.control.v1.RefreshRequest
+	12, // 10: shardwell.control.v1.Control.List:input_type -> shardwell.control.v1.ListRequest
+	15, // 11: shardwell.control.v1.Control.Read:input_type -> shardwell.control.v1.ReadRequest
+	17, // 12: shardwell.control.v1.Control.Version:input_type -> shardwell.control.v1.VersionRequest
+	20, // 13: shardwell.control.v1.Control.Pin:input_type -> shardwell.control.v1.PinRequest
+	22, // 14: shardwell.control.v1.Control.Drain:input_type -> shardwell.control.v1.DrainRequest
+	1,  // 15: shardwell.control.v1.Control.Mount:output_type -> shardwell.control.v1.MountReply
+	3,  // 16: shardwell.control.v1.Control.Umount:output_type -> shardwell.control.v1.UmountReply
+	5,  // 17: shardwell.control.v1.Control.Release:output_type -> shardwell.control.v1.ReleaseReply
+	7,  // 18: shardwell.control.v1.Control.Usage:output_type -> shardwell.control.v1.UsageReply
+	9,  // 19: shardwell.control.v1.Control.Status:output_type -> shardwell.control.v1.StatusReply
+	11, // 20: shardwell.control.v1.Control.Refresh:output_type -> shardwell.control.v1.RefreshReply
+	13, // 21: shardwell.control.v1.Control.List:output_type -> shardwell.control.v1.ListReply
+	16, // 22: shardwell.control.v1.Control.Read:output_type -> shardwell.control.v1.ReadReply
+	18, // 23: shardwell.control.v1.Control.Version:output_type -> shardwell.control.v1.VersionReply
+	21, // 24: shardwell.control.v1.Control.Pin:output_type -> shardwell.control.v1.PinReply
+	23, // 25: shardwell.control.v1.Control.Drain:output_type -> shardwell.control.v1.DrainReply
+	15, // [15:26] is the sub-list for method output_type
+	4,  // [4:15] is the sub-list for method input_type
 	4,  // [4:4] is the sub-list for extension type_name
 	4,  // [4:4] is the sub-list for extension extendee
 	0,  // [0:4] is the sub-list for field type_name
@@ -1164,7 +1370,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   23,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

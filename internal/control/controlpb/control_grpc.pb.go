@@ -21,6 +21,8 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Control_Mount_FullMethodName   = "/shardwell.control.v1.Control/Mount"
 	Control_Umount_FullMethodName  = "/shardwell.control.v1.Control/Umount"
+	Control_Release_FullMethodName = "/shardwell.control.v1.Control/Release"
+	Control_Usage_FullMethodName   = "/shardwell.control.v1.Control/Usage"
 	Control_Status_FullMethodName  = "/shardwell.control.v1.Control/Status"
 	Control_Refresh_FullMethodName = "/shardwell.control.v1.Control/Refresh"
 	Control_List_FullMethodName    = "/shardwell.control.v1.Control/List"
@@ -39,6 +41,8 @@ const (
 type ControlClient interface {
 	Mount(ctx context.Context, in *MountRequest, opts ...grpc.CallOption) (*MountReply, error)
 	Umount(ctx context.Context, in *UmountRequest, opts ...grpc.CallOption) (*UmountReply, error)
+	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseReply, error)
+	Usage(ctx context.Context, in *UsageRequest, opts ...grpc.CallOption) (*UsageReply, error)
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error)
 	Refresh(ctx context.Context, in *RefreshRequest, opts ...grpc.CallOption) (*RefreshReply, error)
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListReply], error)
@@ -70,6 +74,26 @@ func (c *controlClient) Umount(ctx context.Context, in *UmountRequest, opts ...g
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(UmountReply)
 	err := c.cc.Invoke(ctx, Control_Umount_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controlClient) Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReleaseReply)
+	err := c.cc.Invoke(ctx, Control_Release_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controlClient) Usage(ctx context.Context, in *UsageRequest, opts ...grpc.CallOption) (*UsageReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UsageReply)
+	err := c.cc.Invoke(ctx, Control_Usage_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -182,6 +206,8 @@ type Control_DrainClient = grpc.ServerStreamingClient[DrainReply]
 type ControlServer interface {
 	Mount(context.Context, *MountRequest) (*MountReply, error)
 	Umount(context.Context, *UmountRequest) (*UmountReply, error)
+	Release(context.Context, *ReleaseRequest) (*ReleaseReply, error)
+	Usage(context.Context, *UsageRequest) (*UsageReply, error)
 	Status(context.Context, *StatusRequest) (*StatusReply, error)
 	Refresh(context.Context, *RefreshRequest) (*RefreshReply, error)
 	List(*ListRequest, grpc.ServerStreamingServer[ListReply]) error
@@ -204,6 +230,12 @@ func (UnimplementedControlServer) Mount(context.Context, *MountRequest) (*MountR
 }
 func (UnimplementedControlServer) Umount(context.Context, *UmountRequest) (*UmountReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Umount not implemented")
+}
+func (UnimplementedControlServer) Release(context.Context, *ReleaseRequest) (*ReleaseReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Release not implemented")
+}
+func (UnimplementedControlServer) Usage(context.Context, *UsageRequest) (*UsageReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Usage not implemented")
 }
 func (UnimplementedControlServer) Status(context.Context, *StatusRequest) (*StatusReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
@@ -279,6 +311,42 @@ func _Control_Umount_Handler(srv interface{}, ctx context.Context, dec func(inte
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ControlServer).Umount(ctx, req.(*UmountRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Control_Release_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReleaseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Release(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Release_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Release(ctx, req.(*ReleaseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Control_Usage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UsageRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Usage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Usage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Usage(ctx, req.(*UsageRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -402,6 +470,14 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Umount",
 			Handler:    _Control_Umount_Handler,
+		},
+		{
+			MethodName: "Release",
+			Handler:    _Control_Release_Handler,
+		},
+		{
+			MethodName: "Usage",
+			Handler:    _Control_Usage_Handler,
 		},
 		{
 			MethodName: "Status",
