@@ -52,6 +52,10 @@ type Request struct {
 	// itself, chunk by chunk in their order: it will ask for the chunks behind this one too.
 	Fill bool
 
+	// Access is on whose behalf the origin is asked, if it must be. It says nothing about blocks
+	// that are here: whoever asks for them has seen to it that they may be had.
+	Access Access
+
 	// Source, unless nil, is where a Fetcher that asks members notes which one it
 	// asks at the moment: [Source.Set] before the question goes out.
 	Source *Source

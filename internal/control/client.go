@@ -68,7 +68,7 @@ func (c *Client) Close() error { return c.conn.Close() }
 
 // Mount is [Node.Mount].
 func (c *Client) Mount(ctx context.Context, req MountRequest) (MountReply, error) {
-	reply, err := c.rpc.Mount(ctx, &controlpb.MountRequest{Uri: req.URI, Dir: req.Dir, Options: req.Options})
+	reply, err := c.rpc.Mount(ctx, &controlpb.MountRequest{Uri: req.URI, Dir: req.Dir, Options: req.Options, Credentials: credentialsToWire(req.Credentials)})
 	if err != nil {
 		return MountReply{}, fromWire(err)
 	}
@@ -122,7 +122,7 @@ func (c *Client) Refresh(ctx context.Context, uri string) (int, error) {
 func (c *Client) List(ctx context.Context, req ListRequest, yield func(Entry) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the stream when yield fails
-	stream, err := c.rpc.List(ctx, &controlpb.ListRequest{Uri: req.URI, Options: req.Options})
+	stream, err := c.rpc.List(ctx, &controlpb.ListRequest{Uri: req.URI, Options: req.Options, Credentials: credentialsToWire(req.Credentials)})
 	if err != nil {
 		return fromWire(err)
 	}
@@ -146,7 +146,7 @@ func (c *Client) List(ctx context.Context, req ListRequest, yield func(Entry) er
 func (c *Client) Read(ctx context.Context, req ReadRequest, begin func(Entry) error, write func([]byte) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the stream when begin or write fails
-	stream, err := c.rpc.Read(ctx, &controlpb.ReadRequest{Uri: req.URI, Name: []byte(req.Name), Options: req.Options})
+	stream, err := c.rpc.Read(ctx, &controlpb.ReadRequest{Uri: req.URI, Name: []byte(req.Name), Options: req.Options, Credentials: credentialsToWire(req.Credentials)})
 	if err != nil {
 		return fromWire(err)
 	}

@@ -10,6 +10,9 @@ package control
 
 import (
 	"context"
+	"fmt"
+	"io"
+	"log/slog"
 	"time"
 )
 
@@ -17,7 +20,7 @@ import (
 // and return promptly when ctx ends. Errors are in words meant for the user, in one line.
 type Node interface {
 	// Mount mounts a URI on a directory and returns when it can be read. The
-	// same on the same directory again is no error.
+	// same on the same directory again is no error, and renews the credentials.
 	Mount(ctx context.Context, req MountRequest) (MountReply, error)
 	// Umount ends the mount on a directory.
 	Umount(ctx context.Context, dir string) error
@@ -59,7 +62,41 @@ type MountRequest struct {
 	Dir     string            // absolute, clean path
 	Options map[string]string // as config.Config.WithAttributes takes them
 	Caller  Caller            // who asks; filled in by the server
+	// Credentials are whose the requests are; the zero value means those that Options name,
+	// or else the node's own.
+	Credentials Credentials
 }
+
+// Credentials are those of a caller who does not ask with the node's own: keys, or a token
+// that is exchanged for keys at an STS. A mount that is asked for again with other ones has
+// those from then on; its readers notice nothing.
+type Credentials struct {
+	AccessKey, SecretKey, SessionToken string // secrets
+
+	WebIdentityToken string // a secret, such as the token of a Kubernetes service account
+	RoleARN          string // the role that the token stands for
+	STSEndpoint      string // URL that exchanges it; "": AWS's in the region
+}
+
+// Given reports whether there are any.
+func (c Credentials) Given() bool { return c != Credentials{} }
+
+// String tells the kind and nothing of the secrets.
+func (c Credentials) String() string {
+	switch {
+	case c.WebIdentityToken != "":
+		return "a web identity"
+	case c.Given():
+		return "keys"
+	}
+	return "none"
+}
+
+// Format prints what String does, whatever the verb.
+func (c Credentials) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, c.String()) }
+
+// LogValue makes slog print what String does.
+func (c Credentials) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
 // MountReply describes a mount.
 type MountReply struct {
@@ -79,6 +116,9 @@ type ListRequest struct {
 	URI     string
 	Options map[string]string // as config.Config.WithAttributes takes them
 	Caller  Caller            // who asks; filled in by the server
+	// Credentials are whose the requests are; the zero value means those that Options name,
+	// or else the node's own.
+	Credentials Credentials
 }
 
 // ReadRequest asks for the bytes of an object.
@@ -87,6 +127,9 @@ type ReadRequest struct {
 	Name    string            // relative to the URI, as an Entry has it; "": the URI is the object
 	Options map[string]string // as config.Config.WithAttributes takes them
 	Caller  Caller            // who asks; filled in by the server
+	// Credentials are whose the requests are; the zero value means those that Options name,
+	// or else the node's own.
+	Credentials Credentials
 }
 
 // Entry is an object, or a prefix under which there are more.

@@ -95,7 +95,7 @@ func (h *handlers) Mount(ctx context.Context, in *controlpb.MountRequest) (*cont
 	if err := checkDir(in.GetDir()); err != nil {
 		return nil, toWire(err)
 	}
-	reply, err := h.server.node.Mount(ctx, MountRequest{URI: in.GetUri(), Dir: in.GetDir(), Options: in.GetOptions(), Caller: caller})
+	reply, err := h.server.node.Mount(ctx, MountRequest{URI: in.GetUri(), Dir: in.GetDir(), Options: in.GetOptions(), Caller: caller, Credentials: credentialsFromWire(in.GetCredentials())})
 	if err != nil {
 		return nil, toWire(err)
 	}
@@ -179,7 +179,7 @@ func (h *handlers) List(in *controlpb.ListRequest, out grpc.ServerStreamingServe
 		batch = make([]*controlpb.Entry, 0, maxReplyEntries) // the old one may still be on its way
 		return err
 	}
-	req := ListRequest{URI: in.GetUri(), Options: in.GetOptions(), Caller: caller}
+	req := ListRequest{URI: in.GetUri(), Options: in.GetOptions(), Caller: caller, Credentials: credentialsFromWire(in.GetCredentials())}
 	err = h.server.node.List(out.Context(), req, func(e Entry) error {
 		batch = append(batch, entryToWire(e))
 		if len(batch) < maxReplyEntries {
@@ -198,7 +198,7 @@ func (h *handlers) Read(in *controlpb.ReadRequest, out grpc.ServerStreamingServe
 	if err != nil {
 		return err
 	}
-	req := ReadRequest{URI: in.GetUri(), Name: string(in.GetName()), Options: in.GetOptions(), Caller: caller}
+	req := ReadRequest{URI: in.GetUri(), Name: string(in.GetName()), Options: in.GetOptions(), Caller: caller, Credentials: credentialsFromWire(in.GetCredentials())}
 	// Send has encoded a message when it returns, so that what it was lent is free again.
 	return toWire(h.server.node.Read(out.Context(), req,
 		func(e Entry) error { return out.Send(&controlpb.ReadReply{Size: e.Size, Etag: e.ETag}) },
@@ -242,6 +242,19 @@ func checkDir(dir string) error {
 		return &classed{text: fmt.Sprintf("%q is not a clean absolute path", dir), class: ErrUsage}
 	}
 	return nil
+}
+
+func credentialsToWire(c Credentials) *controlpb.Credentials {
+	if !c.Given() {
+		return nil
+	}
+	return &controlpb.Credentials{AccessKey: c.AccessKey, SecretKey: c.SecretKey, SessionToken: c.SessionToken,
+		WebIdentityToken: c.WebIdentityToken, RoleArn: c.RoleARN, StsEndpoint: c.STSEndpoint}
+}
+
+func credentialsFromWire(w *controlpb.Credentials) Credentials {
+	return Credentials{AccessKey: w.GetAccessKey(), SecretKey: w.GetSecretKey(), SessionToken: w.GetSessionToken(),
+		WebIdentityToken: w.GetWebIdentityToken(), RoleARN: w.GetRoleArn(), STSEndpoint: w.GetStsEndpoint()}
 }
 
 func entryToWire(e Entry) *controlpb.Entry {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shardwell/shardwell/internal/config"
+	"github.com/shardwell/shardwell/internal/control"
 	"github.com/shardwell/shardwell/objstore"
 	"github.com/shardwell/shardwell/objstore/dir"
 	"github.com/shardwell/shardwell/objstore/s3"
@@ -157,6 +158,14 @@ func (o *origins) drop(origin string) {
 			delete(o.open, b)
 		}
 	}
+}
+
+// refuseOwn refuses requests with credentials of their own.
+func refuseOwn(c control.Credentials) error {
+	if !c.Given() {
+		return nil
+	}
+	return &config.Error{What: "this node reads with its own credentials only", Do: "give them where the node is started"}
 }
 
 // sameRights reports whether two configurations read the same in the same name.

@@ -190,6 +190,9 @@ func (n *Node) mount(ctx context.Context, req control.MountRequest) (control.Mou
 
 // plan works out what a request asks for, without touching anything.
 func (n *Node) plan(req control.MountRequest) (*mount, error) {
+	if err := refuseOwn(req.Credentials); err != nil {
+		return nil, err
+	}
 	cfg, err := n.cfg.WithAttributes(req.Options)
 	if err != nil {
 		return nil, err

@@ -92,6 +92,9 @@ func (n *Node) List(ctx context.Context, req control.ListRequest, yield func(con
 }
 
 func (n *Node) list(ctx context.Context, req control.ListRequest, yield func(control.Entry) error) error {
+	if err := refuseOwn(req.Credentials); err != nil {
+		return err
+	}
 	cfg, err := n.cfg.WithAttributes(req.Options)
 	if err != nil {
 		return err

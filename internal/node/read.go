@@ -27,6 +27,9 @@ func (n *Node) read(ctx context.Context, req control.ReadRequest, begin func(con
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+	if err := refuseOwn(req.Credentials); err != nil {
+		return err
+	}
 	cfg, err := n.cfg.WithAttributes(req.Options)
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/minio/minio-go/v7/pkg/credentials"
@@ -35,10 +36,60 @@ type Credentials struct {
 
 	RoleARN     string // of SourceWebIdentity; "" means AWS_ROLE_ARN
 	TokenFile   string // "" means AWS_WEB_IDENTITY_TOKEN_FILE
+	Token       *Token // instead of TokenFile; nil: none
 	STSEndpoint string // "" means AWS_ENDPOINT_URL_STS, or AWS by AWS_REGION
 
 	// InstanceEndpoint replaces http://169.254.169.254.
 	InstanceEndpoint string
+}
+
+// Token is a web identity token that somebody else keeps fresh. It is a secret.
+type Token struct{ text atomic.Pointer[string] }
+
+// NewToken returns a token that is text until it is replaced.
+func NewToken(text string) *Token {
+	t := new(Token)
+	t.Set(text)
+	return t
+}
+
+// Set replaces the token, for whoever exchanges it next.
+func (t *Token) Set(text string) { t.text.Store(&text) }
+
+// get returns the token, "" when there is none.
+func (t *Token) get() string {
+	if t == nil {
+		return ""
+	}
+	return *t.text.Load()
+}
+
+// Keys returns the keys that c stands for at this moment, as credentials of
+// [SourceStatic], or c itself when that is [SourceAnonymous]. cfg says how an STS is
+// reached. Errors are of class objstore.ErrCredentials, or that of ctx.
+func (c Credentials) Keys(ctx context.Context, cfg Config) (Credentials, error) {
+	cfg.Credentials = c
+	cfg, _, err := cfg.complete()
+	if err != nil {
+		return Credentials{}, err
+	}
+	tr, err := newTransport(cfg)
+	if err != nil {
+		return Credentials{}, err
+	}
+	defer tr.CloseIdleConnections()
+	id, err := newIdentity(c, tr, cfg.Logger)
+	if err != nil {
+		return Credentials{}, err
+	}
+	v, err := id.get(ctx)
+	switch {
+	case err != nil:
+		return Credentials{}, err
+	case v.SignerType.IsAnonymous():
+		return Credentials{Source: SourceAnonymous}, nil
+	}
+	return Credentials{Source: SourceStatic, AccessKey: v.AccessKeyID, SecretKey: v.SecretAccessKey, SessionToken: v.SessionToken}, nil
 }
 
 // LogValue keeps secrets out of logs.
@@ -163,7 +214,7 @@ func (c Credentials) webIdentity(tr http.RoundTripper) place {
 		if sts == "" {
 			sts = os.Getenv("AWS_ENDPOINT_URL_STS")
 		}
-		if file == "" {
+		if file == "" && c.Token == nil {
 			return credentials.Value{}, absent("no AWS_WEB_IDENTITY_TOKEN_FILE")
 		}
 		if sts == "" {
@@ -174,6 +225,9 @@ func (c Credentials) webIdentity(tr http.RoundTripper) place {
 			STSEndpoint: sts,
 			RoleARN:     role,
 			GetWebIDTokenExpiry: func() (*credentials.WebIdentityToken, error) {
+				if c.Token != nil {
+					return &credentials.WebIdentityToken{Token: c.Token.get()}, nil
+				}
 				token, err := os.ReadFile(file)
 				if err != nil {
 					return nil, err

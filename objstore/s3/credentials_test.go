@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -231,5 +232,46 @@ func TestSecretsStayOut(t *testing.T) {
 		if strings.Contains(s, "hunter") {
 			t.Errorf("a secret in %q", s)
 		}
+	}
+}
+
+// A token that is replaced is exchanged when the keys of the one before have expired or
+// were refused, and Keys shows what a source stands for.
+func TestTokenIsReplaced(t *testing.T) {
+	var asked []string
+	var mu sync.Mutex
+	sts := serve(t, func(_ int, w http.ResponseWriter, r *http.Request) {
+		_ = r.ParseForm()
+		mu.Lock()
+		defer mu.Unlock()
+		asked = append(asked, r.Form.Get("WebIdentityToken")+" "+r.Form.Get("RoleArn"))
+		fmt.Fprintf(w, `<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleWithWebIdentityResult>
+<Credentials><AccessKeyId>KEY%d</AccessKeyId><SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken><Expiration>%s</Expiration></Credentials>
+</AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>`, len(asked), time.Now().Add(time.Hour).UTC().Format(time.RFC3339))
+	})
+	var current atomic.Value
+	current.Store("KEY1")
+	f := accepting(t, &current)
+	token := s3.NewToken("one")
+	c := s3.Credentials{Source: s3.SourceWebIdentity, Token: token, RoleARN: "arn:r", STSEndpoint: sts.URL}
+	s := newStore(t, s3.Config{Endpoint: f.URL, Credentials: c})
+	if _, err := get(t, s, 0, 1); err != nil {
+		t.Fatal(err)
+	}
+	token.Set("two")
+	current.Store("KEY2")
+	if _, err := get(t, s, 0, 1); err != nil {
+		t.Fatal(err)
+	}
+	keys, err := c.Keys(t.Context(), s3.Config{Endpoint: f.URL, Bucket: "bucket"})
+	if err != nil || keys != (s3.Credentials{Source: s3.SourceStatic, AccessKey: "KEY3", SecretKey: "s", SessionToken: "t"}) {
+		t.Errorf("keys: %v, %v", keys.AccessKey, err)
+	}
+	if want := []string{"one arn:r", "two arn:r", "two arn:r"}; !slices.Equal(asked, want) {
+		t.Errorf("the STS was asked with %q, want %q", asked, want)
+	}
+	anon, err := s3.Credentials{Source: s3.SourceAnonymous}.Keys(t.Context(), s3.Config{Bucket: "bucket"})
+	if err != nil || anon != (s3.Credentials{Source: s3.SourceAnonymous}) {
+		t.Errorf("keys of nobody: %v, %v", anon, err)
 	}
 }

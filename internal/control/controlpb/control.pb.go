@@ -26,6 +26,7 @@ type MountRequest struct {
 	Uri           string                 `protobuf:"bytes,1,opt,name=uri,proto3" json:"uri,omitempty"`
 	Dir           string                 `protobuf:"bytes,2,opt,name=dir,proto3" json:"dir,omitempty"`                                                                                   // absolute path
 	Options       map[string]string      `protobuf:"bytes,3,rep,name=options,proto3" json:"options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // names as in volume attributes
+	Credentials   *Credentials           `protobuf:"bytes,4,opt,name=credentials,proto3" json:"credentials,omitempty"`                                                                   // absent: those that the options name, or the node's own
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -81,6 +82,99 @@ func (x *MountRequest) GetOptions() map[string]string {
 	return nil
 }
 
+func (x *MountRequest) GetCredentials() *Credentials {
+	if x != nil {
+		return x.Credentials
+	}
+	return nil
+}
+
+// Credentials are those of a caller who does not ask with the node's own. All of it but
+// the role and the endpoint is secret.
+type Credentials struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	AccessKey        string                 `protobuf:"bytes,1,opt,name=access_key,json=accessKey,proto3" json:"access_key,omitempty"`
+	SecretKey        string                 `protobuf:"bytes,2,opt,name=secret_key,json=secretKey,proto3" json:"secret_key,omitempty"`
+	SessionToken     string                 `protobuf:"bytes,3,opt,name=session_token,json=sessionToken,proto3" json:"session_token,omitempty"`
+	WebIdentityToken string                 `protobuf:"bytes,4,opt,name=web_identity_token,json=webIdentityToken,proto3" json:"web_identity_token,omitempty"` // exchanged at sts_endpoint for role_arn
+	RoleArn          string                 `protobuf:"bytes,5,opt,name=role_arn,json=roleArn,proto3" json:"role_arn,omitempty"`
+	StsEndpoint      string                 `protobuf:"bytes,6,opt,name=sts_endpoint,json=stsEndpoint,proto3" json:"sts_endpoint,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *Credentials) Reset() {
+	*x = Credentials{}
+	mi := &file_control_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Credentials) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Credentials) ProtoMessage() {}
+
+func (x *Credentials) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Credentials.ProtoReflect.Descriptor instead.
+func (*Credentials) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Credentials) GetAccessKey() string {
+	if x != nil {
+		return x.AccessKey
+	}
+	return ""
+}
+
+func (x *Credentials) GetSecretKey() string {
+	if x != nil {
+		return x.SecretKey
+	}
+	return ""
+}
+
+func (x *Credentials) GetSessionToken() string {
+	if x != nil {
+		return x.SessionToken
+	}
+	return ""
+}
+
+func (x *Credentials) GetWebIdentityToken() string {
+	if x != nil {
+		return x.WebIdentityToken
+	}
+	return ""
+}
+
+func (x *Credentials) GetRoleArn() string {
+	if x != nil {
+		return x.RoleArn
+	}
+	return ""
+}
+
+func (x *Credentials) GetStsEndpoint() string {
+	if x != nil {
+		return x.StsEndpoint
+	}
+	return ""
+}
+
 type MountReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`      // what is mounted, in full
@@ -91,7 +185,7 @@ type MountReply struct {
 
 func (x *MountReply) Reset() {
 	*x = MountReply{}
-	mi := &file_control_proto_msgTypes[1]
+	mi := &file_control_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -103,7 +197,7 @@ func (x *MountReply) String() string {
 func (*MountReply) ProtoMessage() {}
 
 func (x *MountReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[1]
+	mi := &file_control_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -116,7 +210,7 @@ func (x *MountReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MountReply.ProtoReflect.Descriptor instead.
 func (*MountReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{1}
+	return file_control_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *MountReply) GetSource() string {
@@ -142,7 +236,7 @@ type UmountRequest struct {
 
 func (x *UmountRequest) Reset() {
 	*x = UmountRequest{}
-	mi := &file_control_proto_msgTypes[2]
+	mi := &file_control_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -154,7 +248,7 @@ func (x *UmountRequest) String() string {
 func (*UmountRequest) ProtoMessage() {}
 
 func (x *UmountRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[2]
+	mi := &file_control_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -167,7 +261,7 @@ func (x *UmountRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UmountRequest.ProtoReflect.Descriptor instead.
 func (*UmountRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{2}
+	return file_control_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *UmountRequest) GetDir() string {
@@ -185,7 +279,7 @@ type UmountReply struct {
 
 func (x *UmountReply) Reset() {
 	*x = UmountReply{}
-	mi := &file_control_proto_msgTypes[3]
+	mi := &file_control_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -197,7 +291,7 @@ func (x *UmountReply) String() string {
 func (*UmountReply) ProtoMessage() {}
 
 func (x *UmountReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[3]
+	mi := &file_control_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -210,7 +304,7 @@ func (x *UmountReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UmountReply.ProtoReflect.Descriptor instead.
 func (*UmountReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{3}
+	return file_control_proto_rawDescGZIP(), []int{4}
 }
 
 type ReleaseRequest struct {
@@ -222,7 +316,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_control_proto_msgTypes[4]
+	mi := &file_control_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -234,7 +328,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[4]
+	mi := &file_control_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -247,7 +341,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{4}
+	return file_control_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ReleaseRequest) GetDir() string {
@@ -265,7 +359,7 @@ type ReleaseReply struct {
 
 func (x *ReleaseReply) Reset() {
 	*x = ReleaseReply{}
-	mi := &file_control_proto_msgTypes[5]
+	mi := &file_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -277,7 +371,7 @@ func (x *ReleaseReply) String() string {
 func (*ReleaseReply) ProtoMessage() {}
 
 func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[5]
+	mi := &file_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -290,7 +384,7 @@ func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseReply.ProtoReflect.Descriptor instead.
 func (*ReleaseReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{5}
+	return file_control_proto_rawDescGZIP(), []int{6}
 }
 
 type UsageRequest struct {
@@ -302,7 +396,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_control_proto_msgTypes[6]
+	mi := &file_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -314,7 +408,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[6]
+	mi := &file_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -327,7 +421,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{6}
+	return file_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *UsageRequest) GetDir() string {
@@ -349,7 +443,7 @@ type UsageReply struct {
 
 func (x *UsageReply) Reset() {
 	*x = UsageReply{}
-	mi := &file_control_proto_msgTypes[7]
+	mi := &file_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -361,7 +455,7 @@ func (x *UsageReply) String() string {
 func (*UsageReply) ProtoMessage() {}
 
 func (x *UsageReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[7]
+	mi := &file_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -374,7 +468,7 @@ func (x *UsageReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageReply.ProtoReflect.Descriptor instead.
 func (*UsageReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{7}
+	return file_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *UsageReply) GetObjects() int64 {
@@ -406,7 +500,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_control_proto_msgTypes[8]
+	mi := &file_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -418,7 +512,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[8]
+	mi := &file_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -431,7 +525,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{8}
+	return file_control_proto_rawDescGZIP(), []int{9}
 }
 
 type StatusReply struct {
@@ -443,7 +537,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_control_proto_msgTypes[9]
+	mi := &file_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -455,7 +549,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[9]
+	mi := &file_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -468,7 +562,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{9}
+	return file_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *StatusReply) GetJson() []byte {
@@ -487,7 +581,7 @@ type RefreshRequest struct {
 
 func (x *RefreshRequest) Reset() {
 	*x = RefreshRequest{}
-	mi := &file_control_proto_msgTypes[10]
+	mi := &file_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -499,7 +593,7 @@ func (x *RefreshRequest) String() string {
 func (*RefreshRequest) ProtoMessage() {}
 
 func (x *RefreshRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[10]
+	mi := &file_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -512,7 +606,7 @@ func (x *RefreshRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefreshRequest.ProtoReflect.Descriptor instead.
 func (*RefreshRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{10}
+	return file_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RefreshRequest) GetUri() string {
@@ -531,7 +625,7 @@ type RefreshReply struct {
 
 func (x *RefreshReply) Reset() {
 	*x = RefreshReply{}
-	mi := &file_control_proto_msgTypes[11]
+	mi := &file_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -543,7 +637,7 @@ func (x *RefreshReply) String() string {
 func (*RefreshReply) ProtoMessage() {}
 
 func (x *RefreshReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[11]
+	mi := &file_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -556,7 +650,7 @@ func (x *RefreshReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefreshReply.ProtoReflect.Descriptor instead.
 func (*RefreshReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{11}
+	return file_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RefreshReply) GetForgotten() int64 {
@@ -570,13 +664,14 @@ type ListRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Uri           string                 `protobuf:"bytes,1,opt,name=uri,proto3" json:"uri,omitempty"`
 	Options       map[string]string      `protobuf:"bytes,2,rep,name=options,proto3" json:"options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // of the origin, names as in volume attributes
+	Credentials   *Credentials           `protobuf:"bytes,3,opt,name=credentials,proto3" json:"credentials,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_control_proto_msgTypes[12]
+	mi := &file_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -588,7 +683,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[12]
+	mi := &file_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -601,7 +696,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{12}
+	return file_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListRequest) GetUri() string {
@@ -618,6 +713,13 @@ func (x *ListRequest) GetOptions() map[string]string {
 	return nil
 }
 
+func (x *ListRequest) GetCredentials() *Credentials {
+	if x != nil {
+		return x.Credentials
+	}
+	return nil
+}
+
 // ListReply is a part of a listing.
 type ListReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -628,7 +730,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -640,7 +742,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -653,7 +755,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{13}
+	return file_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListReply) GetEntries() []*Entry {
@@ -675,7 +777,7 @@ type Entry struct {
 
 func (x *Entry) Reset() {
 	*x = Entry{}
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -687,7 +789,7 @@ func (x *Entry) String() string {
 func (*Entry) ProtoMessage() {}
 
 func (x *Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -700,7 +802,7 @@ func (x *Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entry.ProtoReflect.Descriptor instead.
 func (*Entry) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{14}
+	return file_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Entry) GetName() []byte {
@@ -736,13 +838,14 @@ type ReadRequest struct {
 	Uri           string                 `protobuf:"bytes,1,opt,name=uri,proto3" json:"uri,omitempty"`
 	Name          []byte                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`                                                                                 // relative to the URI, as in a listing; empty: the URI is the object
 	Options       map[string]string      `protobuf:"bytes,3,rep,name=options,proto3" json:"options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // of the origin, names as in volume attributes
+	Credentials   *Credentials           `protobuf:"bytes,4,opt,name=credentials,proto3" json:"credentials,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReadRequest) Reset() {
 	*x = ReadRequest{}
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -754,7 +857,7 @@ func (x *ReadRequest) String() string {
 func (*ReadRequest) ProtoMessage() {}
 
 func (x *ReadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -767,7 +870,7 @@ func (x *ReadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadRequest.ProtoReflect.Descriptor instead.
 func (*ReadRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{15}
+	return file_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ReadRequest) GetUri() string {
@@ -791,6 +894,13 @@ func (x *ReadRequest) GetOptions() map[string]string {
 	return nil
 }
 
+func (x *ReadRequest) GetCredentials() *Credentials {
+	if x != nil {
+		return x.Credentials
+	}
+	return nil
+}
+
 // ReadReply is a part of an object, in order, without gaps. The first one carries
 // no bytes and says what is to come.
 type ReadReply struct {
@@ -804,7 +914,7 @@ type ReadReply struct {
 
 func (x *ReadReply) Reset() {
 	*x = ReadReply{}
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -816,7 +926,7 @@ func (x *ReadReply) String() string {
 func (*ReadReply) ProtoMessage() {}
 
 func (x *ReadReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -829,7 +939,7 @@ func (x *ReadReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadReply.ProtoReflect.Descriptor instead.
 func (*ReadReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{16}
+	return file_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ReadReply) GetSize() int64 {
@@ -861,7 +971,7 @@ type VersionRequest struct {
 
 func (x *VersionRequest) Reset() {
 	*x = VersionRequest{}
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -873,7 +983,7 @@ func (x *VersionRequest) String() string {
 func (*VersionRequest) ProtoMessage() {}
 
 func (x *VersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -886,7 +996,7 @@ func (x *VersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
 func (*VersionRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{17}
+	return file_control_proto_rawDescGZIP(), []int{18}
 }
 
 type VersionReply struct {
@@ -899,7 +1009,7 @@ type VersionReply struct {
 
 func (x *VersionReply) Reset() {
 	*x = VersionReply{}
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -911,7 +1021,7 @@ func (x *VersionReply) String() string {
 func (*VersionReply) ProtoMessage() {}
 
 func (x *VersionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -924,7 +1034,7 @@ func (x *VersionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionReply.ProtoReflect.Descriptor instead.
 func (*VersionReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{18}
+	return file_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *VersionReply) GetVersion() string {
@@ -952,7 +1062,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -964,7 +1074,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -977,7 +1087,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{19}
+	return file_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Failure) GetClass() string {
@@ -997,7 +1107,7 @@ type PinRequest struct {
 
 func (x *PinRequest) Reset() {
 	*x = PinRequest{}
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1009,7 +1119,7 @@ func (x *PinRequest) String() string {
 func (*PinRequest) ProtoMessage() {}
 
 func (x *PinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1022,7 +1132,7 @@ func (x *PinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinRequest.ProtoReflect.Descriptor instead.
 func (*PinRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{20}
+	return file_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PinRequest) GetUri() string {
@@ -1049,7 +1159,7 @@ type PinReply struct {
 
 func (x *PinReply) Reset() {
 	*x = PinReply{}
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1061,7 +1171,7 @@ func (x *PinReply) String() string {
 func (*PinReply) ProtoMessage() {}
 
 func (x *PinReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1074,7 +1184,7 @@ func (x *PinReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinReply.ProtoReflect.Descriptor instead.
 func (*PinReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{21}
+	return file_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PinReply) GetObjects() int64 {
@@ -1099,7 +1209,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1111,7 +1221,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1124,7 +1234,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{22}
+	return file_control_proto_rawDescGZIP(), []int{23}
 }
 
 // DrainReply tells how far the node is in handing on what it holds.
@@ -1139,7 +1249,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1151,7 +1261,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1164,7 +1274,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{23}
+	return file_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DrainReply) GetDoneBytes() int64 {
@@ -1192,14 +1302,24 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x14shardwell.control.v1\"\xb9\x01\n" +
+	"\rcontrol.proto\x12\x14shardwell.control.v1\"\xfe\x01\n" +
 	"\fMountRequest\x12\x10\n" +
 	"\x03uri\x18\x01 \x01(\tR\x03uri\x12\x10\n" +
 	"\x03dir\x18\x02 \x01(\tR\x03dir\x12I\n" +
-	"\aoptions\x18\x03 \x03(\v2/.shardwell.control.v1.MountRequest.OptionsEntryR\aoptions\x1a:\n" +
+	"\aoptions\x18\x03 \x03(\v2/.shardwell.control.v1.MountRequest.OptionsEntryR\aoptions\x12C\n" +
+	"\vcredentials\x18\x04 \x01(\v2!.shardwell.control.v1.CredentialsR\vcredentials\x1a:\n" +
 	"\fOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"@\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xdc\x01\n" +
+	"\vCredentials\x12\x1d\n" +
+	"\n" +
+	"access_key\x18\x01 \x01(\tR\taccessKey\x12\x1d\n" +
+	"\n" +
+	"secret_key\x18\x02 \x01(\tR\tsecretKey\x12#\n" +
+	"\rsession_token\x18\x03 \x01(\tR\fsessionToken\x12,\n" +
+	"\x12web_identity_token\x18\x04 \x01(\tR\x10webIdentityToken\x12\x19\n" +
+	"\brole_arn\x18\x05 \x01(\tR\aroleArn\x12!\n" +
+	"\fsts_endpoint\x18\x06 \x01(\tR\vstsEndpoint\"@\n" +
 	"\n" +
 	"MountReply\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x1a\n" +
@@ -1224,10 +1344,11 @@ const file_control_proto_rawDesc = "" +
 	"\x0eRefreshRequest\x12\x10\n" +
 	"\x03uri\x18\x01 \x01(\tR\x03uri\",\n" +
 	"\fRefreshReply\x12\x1c\n" +
-	"\tforgotten\x18\x01 \x01(\x03R\tforgotten\"\xa5\x01\n" +
+	"\tforgotten\x18\x01 \x01(\x03R\tforgotten\"\xea\x01\n" +
 	"\vListRequest\x12\x10\n" +
 	"\x03uri\x18\x01 \x01(\tR\x03uri\x12H\n" +
-	"\aoptions\x18\x02 \x03(\v2..shardwell.control.v1.ListRequest.OptionsEntryR\aoptions\x1a:\n" +
+	"\aoptions\x18\x02 \x03(\v2..shardwell.control.v1.ListRequest.OptionsEntryR\aoptions\x12C\n" +
+	"\vcredentials\x18\x03 \x01(\v2!.shardwell.control.v1.CredentialsR\vcredentials\x1a:\n" +
 	"\fOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"B\n" +
@@ -1237,11 +1358,12 @@ const file_control_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\fR\x04name\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x1e\n" +
 	"\vmod_time_ns\x18\x03 \x01(\x03R\tmodTimeNs\x12\x12\n" +
-	"\x04etag\x18\x04 \x01(\tR\x04etag\"\xb9\x01\n" +
+	"\x04etag\x18\x04 \x01(\tR\x04etag\"\xfe\x01\n" +
 	"\vReadRequest\x12\x10\n" +
 	"\x03uri\x18\x01 \x01(\tR\x03uri\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\fR\x04name\x12H\n" +
-	"\aoptions\x18\x03 \x03(\v2..shardwell.control.v1.ReadRequest.OptionsEntryR\aoptions\x1a:\n" +
+	"\aoptions\x18\x03 \x03(\v2..shardwell.control.v1.ReadRequest.OptionsEntryR\aoptions\x12C\n" +
+	"\vcredentials\x18\x04 \x01(\v2!.shardwell.control.v1.CredentialsR\vcredentials\x1a:\n" +
 	"\fOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"G\n" +
@@ -1295,68 +1417,72 @@ func file_control_proto_rawDescGZIP() []byte {
 	return file_control_proto_rawDescData
 }
 
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_control_proto_goTypes = []any{
 	(*MountRequest)(nil),   // 0: shardwell.control.v1.MountRequest
-	(*MountReply)(nil),     // 1: shardwell.control.v1.MountReply
-	(*UmountRequest)(nil),  // 2: shardwell.control.v1.UmountRequest
-	(*UmountReply)(nil),    // 3: shardwell.control.v1.UmountReply
-	(*ReleaseRequest)(nil), // 4: shardwell.control.v1.ReleaseRequest
-	(*ReleaseReply)(nil),   // 5: shardwell.control.v1.ReleaseReply
-	(*UsageRequest)(nil),   // 6: shardwell.control.v1.UsageRequest
-	(*UsageReply)(nil),     // 7: shardwell.control.v1.UsageReply
-	(*StatusRequest)(nil),  // 8: shardwell.control.v1.StatusRequest
-	(*StatusReply)(nil),    // 9: shardwell.control.v1.StatusReply
-	(*RefreshRequest)(nil), // 10: shardwell.control.v1.RefreshRequest
-	(*RefreshReply)(nil),   // 11: shardwell.control.v1.RefreshReply
-	(*ListRequest)(nil),    // 12: shardwell.control.v1.ListRequest
-	(*ListReply)(nil),      // 13: shardwell.control.v1.ListReply
-	(*Entry)(nil),          // 14: shardwell.control.v1.Entry
-	(*ReadRequest)(nil),    // 15: shardwell.control.v1.ReadRequest
-	(*ReadReply)(nil),      // 16: shardwell.control.v1.ReadReply
-	(*VersionRequest)(nil), // 17: shardwell.control.v1.VersionRequest
-	(*VersionReply)(nil),   // 18: shardwell.control.v1.VersionReply
-	(*Failure)(nil),        // 19: shardwell.control.v1.Failure
-	(*PinRequest)(nil),     // 20: shardwell.control.v1.PinRequest
-	(*PinReply)(nil),       // 21: shardwell.control.v1.PinReply
-	(*DrainRequest)(nil),   // 22: shardwell.control.v1.DrainRequest
-	(*DrainReply)(nil),     // 23: shardwell.control.v1.DrainReply
-	nil,                    // 24: shardwell.control.v1.MountRequest.OptionsEntry
-	nil,                    // 25: shardwell.control.v1.ListRequest.OptionsEntry
-	nil,                    // 26: shardwell.control.v1.ReadRequest.OptionsEntry
+	(*Credentials)(nil),    // 1: shardwell.control.v1.Credentials
+	(*MountReply)(nil),     // 2: shardwell.control.v1.MountReply
+	(*UmountRequest)(nil),  // 3: shardwell.control.v1.UmountRequest
+	(*UmountReply)(nil),    // 4: shardwell.control.v1.UmountReply
+	(*ReleaseRequest)(nil), // 5: shardwell.control.v1.ReleaseRequest
+	(*ReleaseReply)(nil),   // 6: shardwell.control.v1.ReleaseReply
+	(*UsageRequest)(nil),   // 7: shardwell.control.v1.UsageRequest
+	(*UsageReply)(nil),     // 8: shardwell.control.v1.UsageReply
+	(*StatusRequest)(nil),  // 9: shardwell.control.v1.StatusRequest
+	(*StatusReply)(nil),    // 10: shardwell.control.v1.StatusReply
+	(*RefreshRequest)(nil), // 11: shardwell.control.v1.RefreshRequest
+	(*RefreshReply)(nil),   // 12: shardwell.control.v1.RefreshReply
+	(*ListRequest)(nil),    // 13: shardwell.control.v1.ListRequest
+	(*ListReply)(nil),      // 14: shardwell.control.v1.ListReply
+	(*Entry)(nil),          // 15: shardwell.control.v1.Entry
+	(*ReadRequest)(nil),    // 16: shardwell.control.v1.ReadRequest
+	(*ReadReply)(nil),      // 17: shardwell.control.v1.ReadReply
+	(*VersionRequest)(nil), // 18: shardwell.control.v1.VersionRequest
+	(*VersionReply)(nil),   // 19: shardwell.control.v1.VersionReply
+	(*Failure)(nil),        // 20: shardwell.control.v1.Failure
+	(*PinRequest)(nil),     // 21: shardwell.control.v1.PinRequest
+	(*PinReply)(nil),       // 22: shardwell.control.v1.PinReply
+	(*DrainRequest)(nil),   // 23: shardwell.control.v1.DrainRequest
+	(*DrainReply)(nil),     // 24: shardwell.control.v1.DrainReply
+	nil,                    // 25: shardwell.control.v1.MountRequest.OptionsEntry
+	nil,                    // 26: shardwell.control.v1.ListRequest.OptionsEntry
+	nil,                    // 27: shardwell.control.v1.ReadRequest.OptionsEntry
 }
 var file_control_proto_depIdxs = []int32{
-	24, // 0: shardwell.control.v1.MountRequest.options:type_name -> shardwell.control.v1.MountRequest.OptionsEntry
-	25, // 1: shardwell.control.v1.ListRequest.options:type_name -> shardwell.control.v1.ListRequest.OptionsEntry
-	14, // 2: shardwell.control.v1.ListReply.entries:type_name -> shardwell.control.v1.Entry
-	26, // 3: shardwell.control.v1.ReadRequest.options:type_name -> shardwell.control.v1.ReadRequest.OptionsEntry
-	0,  // 4: shardwell.control.v1.Control.Mount:input_type -> shardwell.control.v1.MountRequest
-	2,  // 5: shardwell.control.v1.Control.Umount:input_type -> shardwell.control.v1.UmountRequest
-	4,  // 6: shardwell.control.v1.Control.Release:input_type -> shardwell.control.v1.ReleaseRequest
-	6,  // 7: shardwell.control.v1.Control.Usage:input_type -> shardwell.control.v1.UsageRequest
-	8,  // 8: shardwell.control.v1.Control.Status:input_type -> shardwell.control.v1.StatusRequest
-	10, // 9: shardwell.control.v1.Control.Refresh:input_type -> shardwell.control.v1.RefreshRequest
-	12, // 10: shardwell.control.v1.Control.List:input_type -> shardwell.control.v1.ListRequest
-	15, // 11: shardwell.control.v1.Control.Read:input_type -> shardwell.control.v1.ReadRequest
-	17, // 12: shardwell.control.v1.Control.Version:input_type -> shardwell.control.v1.VersionRequest
-	20, // 13: shardwell.control.v1.Control.Pin:input_type -> shardwell.control.v1.PinRequest
-	22, // 14: shardwell.control.v1.Control.Drain:input_type -> shardwell.control.v1.DrainRequest
-	1,  // 15: shardwell.control.v1.Control.Mount:output_type -> shardwell.control.v1.MountReply
-	3,  // 16: shardwell.control.v1.Control.Umount:output_type -> shardwell.control.v1.UmountReply
-	5,  // 17: shardwell.control.v1.Control.Release:output_type -> shardwell.control.v1.ReleaseReply
-	7,  // 18: shardwell.control.v1.Control.Usage:output_type -> shardwell.control.v1.UsageReply
-	9,  // 19: shardwell.control.v1.Control.Status:output_type -> shardwell.control.v1.StatusReply
-	11, // 20: shardwell.control.v1.Control.Refresh:output_type -> shardwell.control.v1.RefreshReply
-	13, // 21: shardwell.control.v1.Control.List:output_type -> shardwell.control.v1.ListReply
-	16, // 22: shardwell.control.v1.Control.Read:output_type -> shardwell.control.v1.ReadReply
-	18, // 23: shardwell.control.v1.Control.Version:output_type -> shardwell.control.v1.VersionReply
-	21, // 24: shardwell.control.v1.Control.Pin:output_type -> shardwell.control.v1.PinReply
-	23, // 25: shardwell.control.v1.Control.Drain:output_type -> shardwell.control.v1.DrainReply
-	15, // [15:26] is the sub-list for method output_type
-	4,  // [4:15] is the sub-list for method input_type
-	4,  // [4:4] is the sub-list for extension type_name
-	4,  // [4:4] is the sub-list for extension extendee
-	0,  // [0:4] is the sub-list for field type_name
+	25, // 0: shardwell.control.v1.MountRequest.options:type_name -> shardwell.control.v1.MountRequest.OptionsEntry
+	1,  // 1: shardwell.control.v1.MountRequest.credentials:type_name -> shardwell.control.v1.Credentials
+	26, // 2: shardwell.control.v1.ListRequest.options:type_name -> shardwell.control.v1.ListRequest.OptionsEntry
+	1,  // 3: shardwell.control.v1.ListRequest.credentials:type_name -> shardwell.control.v1.Credentials
+	15, // 4: shardwell.control.v1.ListReply.entries:type_name -> shardwell.control.v1.Entry
+	27, // 5: shardwell.control.v1.ReadRequest.options:type_name -> shardwell.control.v1.ReadRequest.OptionsEntry
+	1,  // 6: shardwell.control.v1.ReadRequest.credentials:type_name -> shardwell.control.v1.Credentials
+	0,  // 7: shardwell.control.v1.Control.Mount:input_type -> shardwell.control.v1.MountRequest
+	3,  // 8: shardwell.control.v1.Control.Umount:input_type -> shardwell.control.v1.UmountRequest
+	5,  // 9: shardwell.control.v1.Control.Release:input_type -> shardwell.control.v1.ReleaseRequest
+	7,  // 10: shardwell.control.v1.Control.Usage:input_type -> shardwell.control.v1.UsageRequest
+	9,  // 11: shardwell.control.v1.Control.Status:input_type -> shardwell.control.v1.StatusRequest
+	11, // 12: shardwell.control.v1.Control.Refresh:input_type -> shardwell.control.v1.RefreshRequest
+	13, // 13: shardwell.control.v1.Control.List:input_type -> shardwell.control.v1.ListRequest
+	16, // 14: shardwell.control.v1.Control.Read:input_type -> shardwell.control.v1.ReadRequest
+	18, // 15: shardwell.control.v1.Control.Version:input_type -> shardwell.control.v1.VersionRequest
+	21, // 16: shardwell.control.v1.Control.Pin:input_type -> shardwell.control.v1.PinRequest
+	23, // 17: shardwell.control.v1.Control.Drain:input_type -> shardwell.control.v1.DrainRequest
+	2,  // 18: shardwell.control.v1.Control.Mount:output_type -> shardwell.control.v1.MountReply
+	4,  // 19: shardwell.control.v1.Control.Umount:output_type -> shardwell.control.v1.UmountReply
+	6,  // 20: shardwell.control.v1.Control.Release:output_type -> shardwell.control.v1.ReleaseReply
+	8,  // 21: shardwell.control.v1.Control.Usage:output_type -> shardwell.control.v1.UsageReply
+	10, // 22: shardwell.control.v1.Control.Status:output_type -> shardwell.control.v1.StatusReply
+	12, // 23: shardwell.control.v1.Control.Refresh:output_type -> shardwell.control.v1.RefreshReply
+	14, // 24: shardwell.control.v1.Control.List:output_type -> shardwell.control.v1.ListReply
+	17, // 25: shardwell.control.v1.Control.Read:output_type -> shardwell.control.v1.ReadReply
+	19, // 26: shardwell.control.v1.Control.Version:output_type -> shardwell.control.v1.VersionReply
+	22, // 27: shardwell.control.v1.Control.Pin:output_type -> shardwell.control.v1.PinReply
+	24, // 28: shardwell.control.v1.Control.Drain:output_type -> shardwell.control.v1.DrainReply
+	18, // [18:29] is the sub-list for method output_type
+	7,  // [7:18] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -1370,7 +1496,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   27,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
