@@ -18,11 +18,12 @@ var floors = []struct {
 	{"cache", []string{"internal/chunk", "objstore"}},
 	{"peer", []string{"internal/chunk", "objstore"}},
 	{"fuse", []string{"internal/chunk", "objstore"}},
+	{"warm", []string{"internal/chunk"}},
 	{"internal/config", []string{"internal/chunk"}},
-	{"internal/control", []string{"internal/chunk", "internal/config", "objstore"}},
-	{"internal/node", []string{"internal/chunk", "internal/config", "internal/control", "objstore", "cache", "peer", "fuse"}},
+	{"internal/control", []string{"internal/chunk", "internal/config", "objstore", "warm"}},
+	{"internal/node", []string{"internal/chunk", "internal/config", "internal/control", "objstore", "cache", "peer", "fuse", "warm"}},
 	{"deploy/csi", []string{"internal/chunk", "internal/config", "internal/control", "internal/node", "objstore"}},
-	{"cmd", []string{"internal/chunk", "internal/config", "internal/control", "internal/node", "deploy/csi", "objstore", "cache", "peer", "fuse"}},
+	{"cmd", []string{"internal/chunk", "internal/config", "internal/control", "internal/node", "deploy/csi", "objstore", "cache", "peer", "fuse", "warm"}},
 	{"internal/archtest", nil},
 }
 
