@@ -18,7 +18,7 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 PROTOC_GEN_GO := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 PROTOC_GEN_GO_GRPC := google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
 
-.PHONY: build demo test unit e2e check fmt vet staticcheck race vuln bench bench-read bench-cache bench-broadcast bench-scale generate clean
+.PHONY: image build demo test unit e2e check fmt vet staticcheck race vuln bench bench-read bench-cache bench-broadcast bench-scale generate clean
 
 build: bin/shardwell
 
@@ -26,6 +26,15 @@ build: bin/shardwell
 .PHONY: bin/shardwell
 bin/shardwell:
 	$(BUILD) -o $@ ./cmd/shardwell
+
+# All binaries of the product as an OCI image archive, without Docker: `ctr images import`, `podman load`. The
+# tool has its own module, as its libraries are none of the product's.
+IMAGE := ghcr.io/shardwell/shardwell
+image:
+	mkdir -p bin/image
+	$(BUILD) -o bin/image/ ./cmd/...
+	cd e2e/kubernetes && go run ./image -o $(CURDIR)/bin/shardwell-image.tar -name $(IMAGE):$(VERSION) -version $(VERSION) \
+		-arch $$(go env GOARCH) -entrypoint /usr/bin/shardwell $$(cd $(CURDIR)/bin/image && ls | sed 's|.*|$(CURDIR)/bin/image/&=/usr/bin/&|')
 
 # A cluster on this machine: fails when a byte differs or the origin is read twice.
 demo: bin/shardwell
@@ -45,6 +54,7 @@ unit:
 e2e: bin/shardwell
 	./e2e/setup
 	cd e2e && SHARDWELL_BIN=$(CURDIR)/bin/shardwell go test -p 1 -count=1 -timeout 40m ./...
+	cd e2e/kubernetes && go test -count=1 ./image
 
 # What a change must pass besides the tests.
 check: fmt vet staticcheck race vuln
@@ -56,6 +66,7 @@ fmt:
 vet:
 	go vet ./...
 	cd e2e && go vet ./...
+	cd e2e/kubernetes && go vet ./...
 
 staticcheck:
 	go run $(STATICCHECK) ./...
