@@ -22,8 +22,9 @@ var floors = []struct {
 	{"internal/config", []string{"internal/chunk"}},
 	{"internal/control", []string{"internal/chunk", "internal/config", "objstore", "warm"}},
 	{"internal/node", []string{"internal/chunk", "internal/config", "internal/control", "objstore", "cache", "peer", "fuse", "warm"}},
+	{"deploy/kube", nil},
 	{"deploy/csi", []string{"internal/chunk", "internal/config", "internal/control", "internal/node", "objstore"}},
-	{"cmd", []string{"internal/chunk", "internal/config", "internal/control", "internal/node", "deploy/csi", "objstore", "cache", "peer", "fuse", "warm"}},
+	{"cmd", []string{"internal/chunk", "internal/config", "internal/control", "internal/node", "deploy/csi", "deploy/kube", "objstore", "cache", "peer", "fuse", "warm"}},
 	{"internal/archtest", nil},
 }
 
@@ -43,7 +44,7 @@ var libraries = map[string][]string{
 	"github.com/spf13/cobra":             {"cmd"},
 	"github.com/spf13/pflag":             {"internal/config", "cmd"},
 	"google.golang.org/grpc":             {"peer", "internal/control", "internal/node", "deploy/csi"},
-	"go.yaml.in/yaml":                    {"internal/config"},
+	"go.yaml.in/yaml":                    {"internal/config", "deploy/kube"},
 	"k8s.io/apimachinery":                {"internal/config", "deploy/csi"},
 	"github.com/rogpeppe/go-internal":    {"cmd"},
 	"github.com/container-storage-inter": {"deploy/csi"},
