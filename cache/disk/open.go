@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -253,42 +252,6 @@ func (d *Dir) markClean(quiet bool) error {
 		return nil
 	}
 	return d.writeSmall(cleanName, formatClean(used))
-}
-
-// readSmall returns a text file without its last newline.
-func (d *Dir) readSmall(name string) (string, error) {
-	f, err := d.fs.OpenFile(d.path(name), os.O_RDONLY, 0)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	buf := make([]byte, maxSmallFileBytes)
-	n, err := f.ReadAt(buf, 0)
-	if err != nil && err != io.EOF {
-		return "", err
-	}
-	return strings.TrimSuffix(string(buf[:n]), "\n"), nil
-}
-
-// writeSmall replaces a text file: it is the old one or the new one after a kill, the
-// old, the new or an empty one after a power cut.
-func (d *Dir) writeSmall(name, text string) error {
-	temp := d.path(name + tempSuffix)
-	f, err := d.fs.OpenFile(temp, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteAt([]byte(text+"\n"), 0)
-	if closeErr := f.Close(); err == nil {
-		err = closeErr
-	}
-	if err == nil {
-		err = d.fs.Rename(temp, d.path(name))
-	}
-	if err != nil {
-		_ = d.fs.Remove(temp)
-	}
-	return err
 }
 
 // bootID returns the kernel's boot id, hashed to 16 bytes. When the kernel does not tell, it

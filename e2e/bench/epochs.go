@@ -23,7 +23,7 @@ import (
 // large beside what a sidecar takes, and so many that owners get about equal shares.
 const (
 	epochNodes       = 3
-	epochCacheBytes  = 64 << 20 // of each node
+	epochCacheBytes  = 64 << 20 // of each node, on the average
 	epochObjectBytes = 1 << 20
 	epochRounds      = 3 // after the first
 	epochReaders     = 4 // of each node
@@ -37,30 +37,44 @@ const (
 	epochMaxUnaccounted = 0.01
 )
 
+// Parts of epochCacheBytes that the nodes have.
+var (
+	equalCaches   = []float64{1, 1, 1}
+	unequalCaches = []float64{0.5, 1, 1.5}
+)
+
 // epochs measures the hit ratio of epochs over more than the cluster holds, at the origin.
 func (b *bench) epochs() error {
 	for _, e := range []struct {
 		measure  string
 		capacity float64 // over dataset
 		fixed    bool
+		caches   []float64
 	}{
-		{"epoch_hit_ratio_half", 0.5, false},
-		{"epoch_hit_ratio_quarter", 0.25, false},
-		{"epoch_hit_ratio_three_quarters", 0.75, false},
-		{"epoch_hit_ratio_fixed_order", 0.5, true},
+		{"epoch_hit_ratio_half", 0.5, false, equalCaches},
+		{"epoch_hit_ratio_quarter", 0.25, false, equalCaches},
+		{"epoch_hit_ratio_three_quarters", 0.75, false, equalCaches},
+		{"epoch_hit_ratio_fixed_order", 0.5, true, equalCaches},
+		{"epoch_hit_ratio_unequal_half", 0.5, false, unequalCaches},
+		{"epoch_hit_ratio_unequal_three_quarters", 0.75, false, unequalCaches},
 	} {
-		if err := b.epoch(e.measure, e.capacity, e.fixed); err != nil {
+		if err := b.epoch(e.measure, e.capacity, e.fixed, e.caches); err != nil {
 			return fmt.Errorf("%s: %w", e.measure, err)
 		}
 	}
 	return nil
 }
 
-func (b *bench) epoch(measure string, capacity float64, fixed bool) error {
-	opts := cluster.Options{Nodes: epochNodes, CacheSize: fmt.Sprint(epochCacheBytes), Flags: []string{"--memory", epochMemory}}
+func (b *bench) epoch(measure string, capacity float64, fixed bool, caches []float64) error {
+	opts := cluster.Options{Nodes: epochNodes, Flags: []string{"--memory", epochMemory}}
+	var sizes []int64
+	for _, part := range caches {
+		size := int64(part * epochCacheBytes)
+		sizes, opts.CacheSizes = append(sizes, size), append(opts.CacheSizes, fmt.Sprint(size))
+	}
 	return with(opts, func(c *cluster.Cluster) error {
 		objects := int(epochNodes * epochCacheBytes / capacity / epochObjectBytes)
-		r := epochRun{c: c, total: int64(objects) * epochObjectBytes}
+		r := epochRun{c: c, sizes: sizes, most: make([]atomic.Int64, len(sizes)), total: int64(objects) * epochObjectBytes}
 		for i := range objects {
 			data := dataset.Random{Seed: seed + uint64(i), Size: epochObjectBytes}
 			r.data = append(r.data, data)
@@ -103,10 +117,10 @@ func (b *bench) epoch(measure string, capacity float64, fixed bool) error {
 			"servedToReaders": map[string]int64{"origin": served.Origin, "peer": served.Peer, "disk": served.Disk, "memory": served.Memory},
 			"readByReaders":   r.total * (1 + epochRounds), "passthroughOpens": served.PassthroughOpens,
 			"originBytes": origin, "datasetBytes": r.total, "cacheBytes": epochNodes * epochCacheBytes,
-			"mostUsedBytes": r.most.Load(), "budgetBytes": epochCacheBytes, "looks": r.looks.Load(),
+			"mostUsedBytes": r.mostUsed(), "budgetBytes": sizes, "looks": r.looks.Load(),
 		}
-		b.emit(measure, hits, evidence, "hits of epochs 2 to %d, counted at the origin: %d objects of %d KiB, %d nodes of %d MiB (capacity %.2f of the dataset), each object read once an epoch; reach %.2f ± 0.02, blocks used never over the budget",
-			1+epochRounds, objects, epochObjectBytes>>10, epochNodes, epochCacheBytes>>20, capacity, capacity)
+		b.emit(measure, hits, evidence, "hits of epochs 2 to %d, counted at the origin: %d objects of %d KiB, %d nodes of %d MiB on the average, %v of it each (capacity %.2f of the dataset), each object read once an epoch; reach %.2f ± 0.02, blocks used never over the budget",
+			1+epochRounds, objects, epochObjectBytes>>10, epochNodes, epochCacheBytes>>20, caches, capacity, capacity)
 		all := float64(r.total * (1 + epochRounds))
 		passed := served.PassthroughOpens * epochObjectBytes // read by the kernel from cache files, unseen by the nodes
 		seen := served.Origin + served.Peer + served.Disk + served.Memory + passed
@@ -116,8 +130,10 @@ func (b *bench) epoch(measure string, capacity float64, fixed bool) error {
 		case math.Abs(float64(seen)-all) > epochMaxUnaccounted*all:
 			return fmt.Errorf("%d bytes of %.0f are accounted for: something else served the rest", seen, all)
 		}
-		if r.most.Load() > epochCacheBytes {
-			return fmt.Errorf("a cache directory took %d bytes of %d", r.most.Load(), epochCacheBytes)
+		for i, used := range r.mostUsed() {
+			if used > sizes[i] {
+				return fmt.Errorf("a cache directory took %d bytes of %d", used, sizes[i])
+			}
 		}
 		return nil
 	})
@@ -129,8 +145,16 @@ type epochRun struct {
 	mounts []string
 	data   []dataset.Random
 	total  int64
-	most   atomic.Int64 // bytes that any cache directory was seen to take
+	sizes  []int64        // of the cache directories
+	most   []atomic.Int64 // bytes that each was seen to take
 	looks  atomic.Int64
+}
+
+func (r *epochRun) mostUsed() (bytes []int64) {
+	for i := range r.most {
+		bytes = append(bytes, r.most[i].Load())
+	}
+	return bytes
 }
 
 // read reads each object once, by all nodes together, and compares it.
@@ -178,8 +202,8 @@ func (r *epochRun) watch() (stop func()) {
 		tick := time.NewTicker(200 * time.Millisecond)
 		defer tick.Stop()
 		for {
-			for _, n := range r.c.Nodes {
-				r.most.Store(max(r.most.Load(), blocksNow(filepath.Join(n.CacheDir, "objects"))))
+			for i, n := range r.c.Nodes {
+				r.most[i].Store(max(r.most[i].Load(), blocksNow(filepath.Join(n.CacheDir, "objects"))))
 			}
 			r.looks.Add(1)
 			select {

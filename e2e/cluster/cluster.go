@@ -22,6 +22,7 @@ type Options struct {
 	// OriginLink and NodeLink shape the hosts' links; a zero rate leaves them as they are.
 	OriginLink, NodeLink cage.Link
 	CacheSize            string   // of each node's cache directory: "4Gi"; "" gives no size
+	CacheSizes           []string // likewise, of the first, second … node, where they differ
 	Flags                []string // for every node
 	Env                  []string // likewise
 }

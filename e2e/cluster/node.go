@@ -31,6 +31,7 @@ type Node struct {
 	Proc     *cage.Process // of the last start
 
 	cluster *Cluster
+	index   int // in Cluster.Nodes
 	flags   []string
 	mounts  []string
 }
@@ -50,7 +51,7 @@ func (c *Cluster) AddNode(flags ...string) (*Node, error) {
 	}
 	dir := filepath.Join(c.Cage.Dir, name)
 	n := &Node{
-		Name: name, Host: h, cluster: c, flags: flags,
+		Name: name, Host: h, cluster: c, index: len(c.Nodes), flags: flags,
 		CacheDir: filepath.Join(dir, "cache"), Socket: filepath.Join(dir, "control.sock"),
 	}
 	if err := os.MkdirAll(n.CacheDir, 0o755); err != nil {
@@ -85,8 +86,12 @@ func (n *Node) Start() error {
 func (n *Node) Launch() error {
 	c := n.cluster
 	cacheDir := n.CacheDir
-	if c.opts.CacheSize != "" {
-		cacheDir += "=" + c.opts.CacheSize
+	size := c.opts.CacheSize
+	if n.index < len(c.opts.CacheSizes) {
+		size = c.opts.CacheSizes[n.index]
+	}
+	if size != "" {
+		cacheDir += "=" + size
 	}
 	args := []string{
 		c.Tools.Shardwell, "node", "--name", n.Name, "--cache-dir", cacheDir,

@@ -41,7 +41,7 @@ type Config struct {
 	Zone string `name:"zone" scope:"node"`
 	// Rack of this node; copies prefer not to cross racks.
 	Rack string `name:"rack" scope:"node"`
-	// Share of the data that this node owns, relative to other nodes: 1 to 64.
+	// Share of the data that this node owns for what it has room for, relative to other nodes: 1 to 64.
 	Weight int `name:"weight" scope:"node"`
 	// Read through the cluster and own nothing.
 	NoOwner bool `name:"no-owner" scope:"node"`

@@ -110,7 +110,7 @@ func memberConfig(n *Node, keys secret.Set) (member.Config, error) {
 	mc := member.Config{
 		ID: n.id, Name: n.name, BindAddr: bind.Addr().String(), BindPort: int(bind.Port()),
 		AdvertiseAddr: cfg.Advertise, Insecure: cfg.Insecure, Join: cfg.Join,
-		Zone: cfg.Zone, Rack: cfg.Rack, Weight: cfg.Weight, NoOwner: cfg.NoOwner,
+		Zone: cfg.Zone, Rack: cfg.Rack, Weight: cfg.Weight, NoOwner: cfg.NoOwner, CapacityBytes: n.offer.told,
 		Geometry: n.geometry, PlaceWhole: int64(cfg.PlaceWhole),
 		ProtocolMin: peer.ProtocolMin, ProtocolMax: peer.ProtocolMax,
 		RestartGrace: time.Duration(cfg.RestartGrace), Logger: n.log,

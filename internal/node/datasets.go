@@ -3,10 +3,10 @@ package node
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"log/slog"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -46,7 +46,7 @@ type pin struct {
 // is forgotten. It survives a restart in a small file.
 type datasets struct {
 	log   *slog.Logger
-	path  string        // of the file, "" without a cache directory
+	notes notebook      // has the file
 	table atomic.Value  // *evict.Table
 	judge func()        // told when worths have changed
 	news  chan struct{} // something that the others should hear
@@ -56,10 +56,20 @@ type datasets struct {
 	others map[string]map[claim]int64 // by member, until when
 	past   map[evict.Dataset]int64    // when it was seen in use last
 	pins   map[evict.Dataset]pin
+	saves  int64 // documents made to be written down
+
+	saving sync.Mutex // after mu, and never both: who writes down waits for the disk
+	saved  int64      // the last document that was written
 }
 
-func newDatasets(log *slog.Logger, path string, judge func()) *datasets {
-	d := &datasets{log: log, path: path, judge: judge, news: make(chan struct{}, 1),
+// notebook keeps small files; its calls come back in time. [disks] is one.
+type notebook interface {
+	readNote(name string, maxBytes int64) ([]byte, error)
+	writeNote(name string, data []byte) error
+}
+
+func newDatasets(log *slog.Logger, notes notebook, judge func()) *datasets {
+	d := &datasets{log: log, notes: notes, judge: judge, news: make(chan struct{}, 1),
 		own: make(map[claim]int), others: make(map[string]map[claim]int64), past: make(map[evict.Dataset]int64), pins: make(map[evict.Dataset]pin)}
 	d.load(time.Now())
 	d.update(time.Now())
@@ -171,18 +181,25 @@ func (d *datasets) pinnedUntil(ds evict.Dataset) (until time.Time, ok bool) {
 // update makes a new table, writes it down, and says so if what is in use has changed.
 func (d *datasets) update(at time.Time) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
 	d.expire(at.UnixNano())
 	old, _ := d.table.Load().(*evict.Table)
 	next := evict.NewTable(d.uses(at.UnixNano()))
 	d.table.Store(next)
 	if old != nil && sameWorth(old.Uses(), next.Uses(), at.UnixNano()) {
+		d.mu.Unlock()
 		return
 	}
-	d.save(next.Uses())
+	doc := savedDatasets{SavedAt: time.Now().UnixNano(), Uses: next.Uses()}
+	for ds, p := range d.pins {
+		doc.Pins = append(doc.Pins, savedPin{ds, p})
+	}
+	d.saves++
+	number := d.saves
+	d.mu.Unlock()
 	if d.judge != nil {
 		d.judge()
 	}
+	d.save(doc, number)
 }
 
 // sameWorth reports whether two tables say the same of what is in use; until when does not matter.
@@ -265,22 +282,18 @@ type savedPin struct {
 	pin
 }
 
-// save writes what is known beside the old file and puts it in its place: after a kill it is
-// the one or the other, and a damaged one costs no more than what it said. Callers hold mu.
-func (d *datasets) save(uses []evict.Use) {
-	if d.path == "" {
+// save writes down what is known, unless something newer is there already. A damaged
+// file costs no more than what it said.
+func (d *datasets) save(doc savedDatasets, number int64) {
+	d.saving.Lock()
+	defer d.saving.Unlock()
+	if number < d.saved {
 		return
 	}
-	doc := savedDatasets{SavedAt: time.Now().UnixNano(), Uses: uses}
-	for ds, p := range d.pins {
-		doc.Pins = append(doc.Pins, savedPin{ds, p})
-	}
+	d.saved = number
 	text, err := json.Marshal(doc)
 	if err == nil {
-		err = os.WriteFile(d.path+".tmp", text, 0o600)
-	}
-	if err == nil {
-		err = os.Rename(d.path+".tmp", d.path)
+		err = d.notes.writeNote(datasetsName, text)
 	}
 	if err != nil {
 		d.log.Debug("write down what datasets are in use", "error", err)
@@ -292,19 +305,16 @@ const maxDatasetsBytes = 64 << 20
 
 // load reads what an earlier process knew. What was in use then counts as in use for a while.
 func (d *datasets) load(now time.Time) {
-	if d.path == "" {
+	text, err := d.notes.readNote(datasetsName, maxDatasetsBytes)
+	if errors.Is(err, errNoDisk) || errors.Is(err, fs.ErrNotExist) {
 		return
 	}
-	if st, err := os.Stat(d.path); err != nil || st.Size() > maxDatasetsBytes {
-		return
-	}
-	text, err := os.ReadFile(d.path)
 	var doc savedDatasets
 	if err == nil {
 		err = json.Unmarshal(text, &doc)
 	}
 	if err != nil {
-		d.log.Warn("what datasets were in use is not known", "file", filepath.Base(d.path), "error", err)
+		d.log.Warn("what datasets were in use is not known", "file", datasetsName, "error", err)
 		return
 	}
 	earlier := make(map[claim]int64)

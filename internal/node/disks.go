@@ -85,12 +85,20 @@ func (d *disks) judged() {
 	}
 }
 
-// path returns the path of a file in the first directory, "" without one.
-func (d *disks) path(name string) string {
+// readNote returns a small file of the first directory.
+func (d *disks) readNote(name string, maxBytes int64) ([]byte, error) {
 	if len(d.dirs) == 0 {
-		return ""
+		return nil, errNoDisk
 	}
-	return filepath.Join(d.dirs[0].Path(), name)
+	return d.dirs[0].ReadNote(name, maxBytes)
+}
+
+// writeNote replaces a small file of the first directory. Without one there is nothing to remember.
+func (d *disks) writeNote(name string, data []byte) error {
+	if len(d.dirs) == 0 {
+		return nil
+	}
+	return d.dirs[0].WriteNote(name, data)
 }
 
 // tier returns the directories as the cache wants them.

@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -72,7 +72,7 @@ func TestUsesReachEveryNode(t *testing.T) {
 			}
 		}
 	}
-	again := newDatasets(nodes[1].Node.log, nodes[1].disks.path(datasetsName), nil)
+	again := newDatasets(nodes[1].Node.log, nodes[1].disks, nil)
 	obj := objectOf(o.URL(), "a/1")
 	if class, _ := again.now().Judge(obj, time.Now().UnixNano()); class != evict.Protected {
 		t.Errorf("after a restart it is %v", class)
@@ -256,16 +256,65 @@ func TestOverwriteFrees(t *testing.T) {
 	until(t, "the other node frees it as well", func() bool { return nodes[1].held(t, isOld) == 0 })
 }
 
+// memoryNotes is a notebook in memory.
+type memoryNotes map[string][]byte
+
+func (m memoryNotes) readNote(name string, _ int64) ([]byte, error) {
+	if data, ok := m[name]; ok {
+		return data, nil
+	}
+	return nil, fs.ErrNotExist
+}
+
+func (m memoryNotes) writeNote(name string, data []byte) error {
+	m[name] = data
+	return nil
+}
+
+// hangingNotes writes when it is let go on.
+type hangingNotes struct {
+	memoryNotes
+	writes, goOn chan struct{}
+}
+
+func (h hangingNotes) writeNote(string, []byte) error {
+	h.writes <- struct{}{}
+	<-h.goOn
+	return disk.ErrHung
+}
+
+// TestDatasetsFileHangs asks what is known while the disk does not answer.
+func TestDatasetsFileHangs(t *testing.T) {
+	notes := hangingNotes{make(memoryNotes), make(chan struct{}, 9), make(chan struct{}, 9)}
+	notes.goOn <- struct{}{}
+	d := newDatasets(slog.New(slog.DiscardHandler), notes, nil)
+	<-notes.writes
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		d.add(claim{Dataset: evict.Dataset{Origin: "o", Bucket: "b"}})
+	}()
+	<-notes.writes // and hangs
+	if class, _ := d.now().Judge(chunk.Object{Origin: "o", Bucket: "b", Key: "k"}, time.Now().UnixNano()); class != evict.Protected {
+		t.Errorf("meanwhile it is %v", class)
+	}
+	if got := d.tell(time.Now()); len(got) != 1 {
+		t.Errorf("meanwhile it tells %v", got)
+	}
+	notes.goOn <- struct{}{}
+	<-done
+}
+
 // TestDatasetsFile survives what a disk may do to the file.
 func TestDatasetsFile(t *testing.T) {
-	path := t.TempDir() + "/datasets"
+	notes := make(memoryNotes)
 	ds := evict.Dataset{Origin: "https://o", Bucket: "b", Prefix: "p/"}
-	d := newDatasets(slog.New(slog.DiscardHandler), path, nil)
+	d := newDatasets(slog.New(slog.DiscardHandler), notes, nil)
 	end := d.add(claim{Dataset: ds, Policy: evict.Epoch})
 	if err := d.pin(evict.Dataset{Origin: "https://o", Bucket: "b", Prefix: "q/"}, 5, 10, time.Now().Add(time.Hour), time.Now()); err != nil {
 		t.Fatal(err)
 	}
-	d = newDatasets(slog.New(slog.DiscardHandler), path, nil)
+	d = newDatasets(slog.New(slog.DiscardHandler), notes, nil)
 	for key, want := range map[string]evict.Class{"p/x": evict.Protected, "q/x": evict.Pinned, "r/x": evict.Idle} {
 		if class, _ := d.now().Judge(chunk.Object{Origin: "https://o", Bucket: "b", Key: key}, time.Now().UnixNano()); class != want {
 			t.Errorf("read back, %s is %v, want %v", key, class, want)
@@ -273,10 +322,8 @@ func TestDatasetsFile(t *testing.T) {
 	}
 	end()
 	for _, text := range []string{"", "{", `{"uses":7}`, "\x00\x01"} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if uses := newDatasets(slog.New(slog.DiscardHandler), path, nil).now().Uses(); len(uses) != 0 {
+		notes[datasetsName] = []byte(text)
+		if uses := newDatasets(slog.New(slog.DiscardHandler), notes, nil).now().Uses(); len(uses) != 0 {
 			t.Errorf("%q: %+v", text, uses)
 		}
 	}

@@ -278,15 +278,6 @@ func pause(ctx context.Context, d time.Duration) error {
 // leave makes Run end.
 func (n *Node) leave() { n.leaving.Do(func() { close(n.left) }) }
 
-// capacityHere is how many bytes the disks keep for what this node owns.
-func (n *Node) capacityHere() (sum int64) {
-	for _, d := range n.disks.dirs {
-		_, limit := d.Capacity()
-		sum += limit
-	}
-	return sum
-}
-
 // capacity adds up what all members keep. Members that do not answer count nothing.
 func (n *Node) capacity(ctx context.Context) (int64, error) {
 	ask, cancel := context.WithTimeout(ctx, statusTimeout)

@@ -57,6 +57,7 @@ type Node struct {
 
 	policy  *policy       // what this node owns and what that is worth
 	uses    *datasets     // how datasets are used, here and elsewhere
+	offer   offer         // of keepOffering, once the node runs
 	left    chan struct{} // closed when the node was drained and is to end
 	leaving sync.Once
 
@@ -90,7 +91,7 @@ func New(cfg config.Config, log *slog.Logger) (_ *Node, err error) {
 	if n.disks, err = openDisks(cfg, n.policy, log); err != nil {
 		return nil, err
 	}
-	n.uses = newDatasets(log, n.disks.path(datasetsName), n.disks.judged)
+	n.uses = newDatasets(log, n.disks, n.disks.judged)
 	n.policy.datasets = n.uses
 	if n.id = n.disks.nodeID(); n.id == "" {
 		var random [8]byte
@@ -105,6 +106,7 @@ func New(cfg config.Config, log *slog.Logger) (_ *Node, err error) {
 		return nil, err
 	}
 	n.origins = newOrigins(cfg, log)
+	n.recallOffer()
 	if n.cluster, err = openCluster(n); err != nil {
 		return nil, err
 	}
@@ -166,6 +168,7 @@ func (n *Node) Run(ctx context.Context) error {
 	group.Go(func() error { return part(forDisks, "metrics", n.watch.Run) })
 	group.Go(func() error { return part(forCluster, "uses", n.keepTelling) })
 	group.Go(func() error { return part(forCluster, "moves", n.keepMoving) })
+	group.Go(func() error { return part(forCluster, "capacity", n.keepOffering) })
 	group.Go(func() error { return part(forCluster, "quotas", n.keepCounting) })
 	group.Go(func() error { return part(forCluster, "overwritten versions", n.keepFreeing) })
 	group.Go(func() error {

@@ -45,8 +45,9 @@ func newPlacement(self string, g chunk.Geometry, placeWhole int64, grace time.Du
 // start at once: then it costs a question that is answered with no.
 func (p *placement) update(all []member.Member) error {
 	list := make([]ring.Member, 0, len(all))
+	least := leastCapacity(all)
 	for _, m := range all {
-		r := ring.Member{ID: m.ID, Zone: m.Zone, Rack: m.Rack, Weight: min(m.Weight, ring.MaxWeight), NoOwner: m.NoOwner || m.Draining}
+		r := ring.Member{ID: m.ID, Zone: m.Zone, Rack: m.Rack, Weight: weightOf(m, least), NoOwner: m.NoOwner || m.Draining}
 		if m.State != member.Alive {
 			r.State = ring.Restarting
 		}
@@ -72,6 +73,29 @@ func (p *placement) update(all []member.Member) error {
 	}
 	p.changed.Store(now.UnixNano())
 	return nil
+}
+
+// capacityUnit is what counts of a capacity: weights up to 64 and 4 PiB fit the ring.
+const capacityUnit = 16 << 10
+
+// weightOf returns the share of a member in relation to others: what its user says, times what it
+// has room for. One that does not tell counts as the smallest of those that do.
+func weightOf(m member.Member, leastBytes int64) int64 {
+	capacity := m.CapacityBytes
+	if capacity == 0 {
+		capacity = leastBytes
+	}
+	return max(1, min(int64(m.Weight)*min(max(1, capacity/capacityUnit), ring.MaxWeight/member.MaxWeight), ring.MaxWeight))
+}
+
+// leastCapacity returns the smallest capacity that an owner tells, 0 when none tells.
+func leastCapacity(all []member.Member) (least int64) {
+	for _, m := range all {
+		if c := m.CapacityBytes; c > 0 && !m.NoOwner && !m.Draining && (least == 0 || c < least) {
+			least = c
+		}
+	}
+	return least
 }
 
 // EarlierOwners implements peer.Ring. For a while after members came, went or

@@ -21,7 +21,7 @@ const (
 	DefaultLabel        = "shardwell"
 )
 
-// MaxWeight bounds the weight of a member, as peer/ring does.
+// MaxWeight bounds the weight of a member.
 const MaxWeight = 64
 
 // MaxJoinNames bounds how many names or addresses of seeds a node may be given.
@@ -47,7 +47,10 @@ type Config struct {
 	Zone, Rack string
 	Weight     int  // share in relation to others, at most MaxWeight; 0 means 1
 	NoOwner    bool // read only, own nothing
-	PeerPort   int  // where this member serves blocks, at the address that it advertises
+
+	CapacityBytes int64 // room for what it owns, as [Group.Offer] tells later; 0: not told
+
+	PeerPort int // where this member serves blocks, at the address that it advertises
 
 	// What all members must have alike; others are refused.
 	Geometry                 chunk.Geometry
@@ -111,6 +114,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("cluster label of %d bytes: must have at most %d", len(c.Label), memberlist.LabelMaxSize)
 	case c.Weight < 0 || c.Weight > MaxWeight:
 		return fmt.Errorf("weight %d: must be between 1 and %d", c.Weight, MaxWeight)
+	case c.CapacityBytes < 0:
+		return fmt.Errorf("capacity of %d bytes: must not be negative", c.CapacityBytes)
 	case c.PeerPort < 1 || c.PeerPort > 1<<16-1:
 		return fmt.Errorf("peer port %d: must be between 1 and 65535", c.PeerPort)
 	case c.ProtocolMin > c.ProtocolMax:

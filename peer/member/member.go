@@ -58,17 +58,18 @@ func (s State) String() string {
 
 // Member is one member of the cluster.
 type Member struct {
-	ID       string         // ring identity
-	Name     string         // for people
-	Addr     netip.AddrPort // where it gossips
-	PeerAddr netip.AddrPort // where it serves blocks
-	Zone     string
-	Rack     string
-	Weight   int // 1 or more
-	NoOwner  bool
-	Draining bool // hands on what it holds and then leaves; owns nothing any more
-	Self     bool
-	State    State
+	ID            string         // ring identity
+	Name          string         // for people
+	Addr          netip.AddrPort // where it gossips
+	PeerAddr      netip.AddrPort // where it serves blocks
+	Zone          string
+	Rack          string
+	Weight        int   // 1 or more
+	CapacityBytes int64 // room for what it owns; 0: it does not tell
+	NoOwner       bool
+	Draining      bool // hands on what it holds and then leaves; owns nothing any more
+	Self          bool
+	State         State
 }
 
 // Refusal tells of a node that was not let in.
@@ -123,7 +124,7 @@ func New(cfg Config) (*Group, error) {
 		ProtocolMin: cfg.ProtocolMin, ProtocolMax: cfg.ProtocolMax,
 		NoOwner: cfg.NoOwner, PeerPort: uint16(cfg.PeerPort), Weight: uint16(cfg.Weight),
 		Geometry: cfg.Geometry, PlaceWhole: cfg.PlaceWhole,
-		Start: uint64(time.Now().UnixNano()), ID: cfg.ID, Zone: cfg.Zone, Rack: cfg.Rack,
+		Start: uint64(time.Now().UnixNano()), ID: cfg.ID, Zone: cfg.Zone, Rack: cfg.Rack, CapacityBytes: cfg.CapacityBytes,
 	}
 	var unique [4]byte
 	rand.Read(unique[:])
@@ -201,6 +202,18 @@ func (g *Group) Drain(ctx context.Context) error {
 	g.mu.Unlock()
 	if err := g.announce(ctx); err != nil {
 		return fmt.Errorf("drain: tell the members: %w", err)
+	}
+	return nil
+}
+
+// Offer tells the others how much room this member has for what it owns from now on. It returns
+// when the news has been sent out or ctx ends.
+func (g *Group) Offer(ctx context.Context, capacityBytes int64) error {
+	g.mu.Lock()
+	g.own.CapacityBytes = capacityBytes
+	g.mu.Unlock()
+	if err := g.announce(ctx); err != nil {
+		return fmt.Errorf("offer %d bytes: tell the members: %w", capacityBytes, err)
 	}
 	return nil
 }

@@ -48,6 +48,8 @@ type Record struct {
 	ID   string // ring identity
 	Zone string
 	Rack string
+
+	CapacityBytes int64 // room for what it owns; 0: it does not tell
 }
 
 // recordFixedBytes is the length of a record in front of its strings.
@@ -56,7 +58,7 @@ const recordFixedBytes = 4 + 2 + 2 + 4 + 4 + 8 + 8
 // AppendBinary appends the encoding of r, at most [MaxRecordBytes] when the
 // strings are within their limits: layout, protocol minimum and maximum, flags (a byte each,
 // in place for ever), then little-endian peer port u16, weight u16, chunk bytes u32, block bytes
-// u32, place-whole bytes u64, start u64, and the three strings, each behind its length in one byte.
+// u32, place-whole bytes u64, start u64, the three strings, each behind its length in one byte, and capacity bytes u64.
 func (r Record) AppendBinary(b []byte) []byte {
 	var flags byte
 	if r.NoOwner {
@@ -79,7 +81,7 @@ func (r Record) AppendBinary(b []byte) []byte {
 		b = append(b, byte(len(s)))
 		b = append(b, s...)
 	}
-	return b
+	return binary.LittleEndian.AppendUint64(b, uint64(r.CapacityBytes))
 }
 
 var errRecord = errors.New("malformed member record")
@@ -121,7 +123,14 @@ func ParseRecord(b []byte) (Record, error) {
 		*f.to = string(b[1 : 1+int(b[0])])
 		b = b[1+int(b[0]):]
 	}
-	if r.ID == "" || r.Weight == 0 || r.Weight > MaxWeight || r.ProtocolMin > r.ProtocolMax {
+	switch {
+	case len(b) == 0: // a member of an earlier release, which does not tell
+	case len(b) < 8:
+		return Record{}, errRecord
+	default:
+		r.CapacityBytes = int64(binary.LittleEndian.Uint64(b))
+	}
+	if r.CapacityBytes < 0 || r.ID == "" || r.Weight == 0 || r.Weight > MaxWeight || r.ProtocolMin > r.ProtocolMax {
 		return Record{}, errRecord
 	}
 	return r, nil

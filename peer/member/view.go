@@ -299,7 +299,7 @@ func (p process) member(selfName string) Member {
 	return Member{
 		ID: p.rec.ID, Name: displayName(p.name),
 		Addr: p.addr, PeerAddr: netip.AddrPortFrom(p.addr.Addr(), p.rec.PeerPort),
-		Zone: p.rec.Zone, Rack: p.rec.Rack, Weight: int(p.rec.Weight),
+		Zone: p.rec.Zone, Rack: p.rec.Rack, Weight: int(p.rec.Weight), CapacityBytes: p.rec.CapacityBytes,
 		NoOwner: p.rec.NoOwner, Draining: p.rec.Leaving, Self: p.name == selfName,
 	}
 }

@@ -19,8 +19,9 @@ const (
 // tables whose owning members are the same share one.
 type placement struct {
 	ids    []string
-	weight []int
-	draws  [][]uint64 // for each member, as many hashes of its name as its weight
+	weight []int64
+	point  []uint64  // for each member, the hash of its name
+	light  []float64 // for each member, 1/weight
 
 	width  int      // members ranked for each partition: min(depth, len(ids))
 	ranked []uint16 // width indexes for each partition, best first
@@ -35,8 +36,9 @@ func (p *placement) row(part int) []uint16 { return p.ranked[part*p.width : (par
 func place(old *placement, members []Member) *placement {
 	p := &placement{
 		ids:    make([]string, len(members)),
-		weight: make([]int, len(members)),
-		draws:  make([][]uint64, len(members)),
+		weight: make([]int64, len(members)),
+		point:  make([]uint64, len(members)),
+		light:  make([]float64, len(members)),
 		width:  min(depth, len(members)),
 	}
 	for i, m := range members {
@@ -49,7 +51,7 @@ func place(old *placement, members []Member) *placement {
 		return p
 	}
 	for i, m := range members {
-		p.draws[i] = draws(m)
+		p.point[i], p.light[i] = mix(xxhash.Sum64String(m.ID)), 1/float64(m.Weight)
 	}
 	p.ranked = make([]uint16, Partitions*p.width)
 	if c := compare(old, p); c.cheap() {
@@ -59,16 +61,6 @@ func place(old *placement, members []Member) *placement {
 	}
 	p.assign()
 	return p
-}
-
-// draws returns the hashes of a member's virtual names.
-func draws(m Member) []uint64 {
-	d := make([]uint64, m.Weight)
-	h := xxhash.Sum64String(m.ID)
-	for i := range d {
-		d[i] = mix(h + uint64(i)*0x9e3779b97f4a7c15)
-	}
-	return d
 }
 
 // mix is a bijection of 64 bits in which every input bit moves every output bit
@@ -84,38 +76,38 @@ func mix(x uint64) uint64 {
 // salt is what distinguishes a partition in the scores of its members.
 func salt(part int) uint64 { return mix(uint64(part)*0x9e3779b97f4a7c15 + 1) }
 
-// score ranks member m for the partition of that salt: the best of its draws.
-func (p *placement) score(m int, salt uint64) uint64 {
-	var best uint64
-	for _, d := range p.draws[m] {
-		best = max(best, mix(d^salt))
-	}
-	return best
+// cost ranks member m for the partition of that salt, the least first: the time at which the first
+// of as many independent clocks as its weight strikes. Who is first is so in proportion to
+// weight, only the ratios of weights count, and a member whose weight changes gives or takes what
+// it owns and moves nothing between others. All nodes have to agree in the last bit, so this is
+// a multiplication and comparisons, which are the same on all processors.
+func (p *placement) cost(m int, salt uint64) float64 {
+	return float64(int64(wait(^mix(p.point[m]^salt)))) * p.light[m]
 }
 
 // ranking is the best members of one partition while they are being found.
 type ranking struct {
 	n      int
 	member [depth]uint16
-	score  [depth]uint64
+	cost   [depth]float64
 }
 
-// add puts a member in, if it is among the best width. Of equal scores the
+// add puts a member in, if it is among the best width. Of equal costs the
 // lower index, and so the lower ID, is better.
-func (r *ranking) add(member uint16, score uint64, width int) {
+func (r *ranking) add(member uint16, cost float64, width int) {
 	if r.n == width {
 		last := width - 1
-		if score < r.score[last] || score == r.score[last] && member > r.member[last] {
+		if cost > r.cost[last] || cost == r.cost[last] && member > r.member[last] {
 			return
 		}
 		r.n--
 	}
 	i := r.n
-	for i > 0 && (r.score[i-1] < score || r.score[i-1] == score && r.member[i-1] > member) {
-		r.score[i], r.member[i] = r.score[i-1], r.member[i-1]
+	for i > 0 && (r.cost[i-1] > cost || r.cost[i-1] == cost && r.member[i-1] > member) {
+		r.cost[i], r.member[i] = r.cost[i-1], r.member[i-1]
 		i--
 	}
-	r.score[i], r.member[i] = score, member
+	r.cost[i], r.member[i] = cost, member
 	r.n++
 }
 
@@ -129,8 +121,8 @@ func (p *placement) rankAll() {
 func (p *placement) rank(part int) {
 	var r ranking
 	s := salt(part)
-	for m := range p.draws {
-		r.add(uint16(m), p.score(m, s), p.width)
+	for m := range p.point {
+		r.add(uint16(m), p.cost(m, s), p.width)
 	}
 	copy(p.row(part), r.member[:r.n])
 }
@@ -195,10 +187,10 @@ rows:
 				p.rank(part)
 				continue rows
 			}
-			r.add(uint16(to), p.score(to, s), p.width)
+			r.add(uint16(to), p.cost(to, s), p.width)
 		}
 		for _, m := range c.added {
-			r.add(m, p.score(int(m), s), p.width)
+			r.add(m, p.cost(int(m), s), p.width)
 		}
 		copy(p.row(part), r.member[:r.n])
 	}
@@ -206,7 +198,7 @@ rows:
 
 // assign gives each partition, in order, to its best member that is not full.
 func (p *placement) assign() {
-	total := 0
+	total := int64(0)
 	for _, w := range p.weight {
 		total += w
 	}
@@ -233,15 +225,15 @@ func (p *placement) pick(part int, room []int) uint16 {
 		}
 	}
 	var best uint16
-	var top uint64
+	var least float64
 	found := false
 	s := salt(part)
-	for m := range p.draws {
+	for m := range p.point {
 		if room[m] <= 0 {
 			continue
 		}
-		if sc := p.score(m, s); !found || sc > top {
-			best, top, found = uint16(m), sc, true
+		if c := p.cost(m, s); !found || c < least {
+			best, least, found = uint16(m), c, true
 		}
 	}
 	return best

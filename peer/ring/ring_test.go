@@ -20,7 +20,7 @@ func anyMembers(t *rapid.T, label string, most int) []Member {
 	for i, id := range ids {
 		members[i] = Member{
 			ID:      id,
-			Weight:  rapid.SampledFrom([]int{0, 1, 1, 1, 2, 5}).Draw(t, "weight"),
+			Weight:  rapid.SampledFrom([]int64{0, 1, 1, 1, 2, 5, 1 << 30}).Draw(t, "weight"),
 			NoOwner: rapid.IntRange(0, 9).Draw(t, "reader") == 0,
 			State:   State(rapid.IntRange(0, 1).Draw(t, "state")),
 		}
@@ -93,7 +93,7 @@ func TestSmallChangesGiveTheTableOfAFreshStart(t *testing.T) {
 			case 1:
 				next = append(next, Member{ID: fmt.Sprintf("new-%d-%d", step, len(next))})
 			case 2:
-				next[i].Weight = 1 + rng.IntN(3)
+				next[i].Weight = 1 + rng.Int64N(3)
 			case 3:
 				next[i].NoOwner = !next[i].NoOwner
 			}
@@ -119,7 +119,7 @@ func TestNoMemberOwnsMoreThanTheBound(t *testing.T) {
 		if err != nil {
 			rt.Fatal(err)
 		}
-		total, sum := 0, 0.0
+		total, sum := int64(0), 0.0
 		for _, m := range table.owners {
 			total += m.Weight
 		}
@@ -167,12 +167,68 @@ func TestOwnersAreDistinctAndCompleteForSmallClusters(t *testing.T) {
 func TestWeightsAreShares(t *testing.T) {
 	members := someMembers(20)
 	for i := range members {
-		members[i].Weight = 1 + i%4
+		members[i].Weight = 1 + int64(i)%4
 	}
 	table := mustBuild(t, nil, members)
 	for _, m := range members {
 		if got, want := table.OwnedShare(m.ID), float64(m.Weight)/50; math.Abs(got/want-1) > 0.12 {
 			t.Errorf("%s of weight %d owns %.4f, want about %.4f", m.ID, m.Weight, got, want)
+		}
+	}
+}
+
+// Only ratios count, however unequal, and a weight that changes moves what it has to.
+func TestWeightsAreRatios(t *testing.T) {
+	members := []Member{{ID: "a", Weight: 1}, {ID: "b", Weight: 3}, {ID: "c", Weight: 12}}
+	table := mustBuild(t, nil, members)
+	for i := range members {
+		if got, want := table.OwnedShare(members[i].ID), float64(members[i].Weight)/16; math.Abs(got/want-1) > 0.04 {
+			t.Errorf("%s owns %.4f, want about %.4f", members[i].ID, got, want)
+		}
+		members[i].Weight <<= 38 // a petabyte where 4 KiB were
+	}
+	if d := difference(table, mustBuild(t, nil, members)); d != "" {
+		t.Error("other units:", d)
+	}
+	members = someMembers(20)
+	table = mustBuild(t, nil, members)
+	for i := range members {
+		members[i].Weight = 4
+	}
+	members[7].Weight = 3
+	smaller := mustBuild(t, table, members)
+	its, others := movement(table, smaller, members[7].ID)
+	if share := Partitions / 20 / 4; its < share*3/4 || its > share*5/4 || others > share/2 {
+		t.Errorf("a quarter less weight: %d partitions move to or from the member, about %d are to, and %d between others", its, share, others)
+	}
+}
+
+// A hit ratio of the whole cluster: owners fill up to what they have, and keep that.
+func TestCapacitiesAddUp(t *testing.T) {
+	const objects = 40_000
+	for _, capacities := range [][]int64{{1, 1, 1}, {1, 2, 4}, {1, 10}, {3, 5, 8, 13, 21, 34}} {
+		members, total := make([]Member, len(capacities)), int64(0)
+		for i, c := range capacities {
+			members[i] = Member{ID: fmt.Sprintf("node-%05d", i), Weight: c}
+			total += c
+		}
+		table := mustBuild(t, nil, members)
+		for _, part := range []float64{0.25, 0.5, 0.75, 1} { // of the dataset that all have room for
+			room := make(map[string]float64)
+			for i, c := range capacities {
+				room[members[i].ID] = part * objects * float64(c) / float64(total)
+			}
+			hits := 0
+			for i := range objects {
+				id := chunk.Object{Key: fmt.Sprint(i)}.ID()
+				if owner := table.Owner(KeyOfObject(id)).ID; room[owner] >= 1 {
+					room[owner]--
+					hits++
+				}
+			}
+			if got := float64(hits) / objects; math.Abs(got-part) > 0.02 {
+				t.Errorf("capacities %v for %.2f of a dataset: hit ratio %.3f", capacities, part, got)
+			}
 		}
 	}
 }
