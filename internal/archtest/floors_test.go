@@ -23,7 +23,7 @@ var floors = []struct {
 	{"internal/control", []string{"internal/chunk", "internal/config", "objstore", "warm"}},
 	{"internal/node", []string{"internal/chunk", "internal/config", "internal/control", "objstore", "cache", "peer", "fuse", "warm"}},
 	{"deploy/kube", nil},
-	{"deploy/csi", []string{"internal/chunk", "internal/config", "internal/control", "internal/node", "objstore"}},
+	{"deploy/csi", []string{"internal/chunk", "internal/config", "internal/control", "internal/node", "objstore", "fuse"}},
 	{"cmd", []string{"internal/chunk", "internal/config", "internal/control", "internal/node", "deploy/csi", "deploy/kube", "objstore", "cache", "peer", "fuse", "warm"}},
 	{"internal/archtest", nil},
 }

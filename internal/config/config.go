@@ -19,7 +19,7 @@ import (
 
 // Config is everything that a user can set. The comment of a field is the manual of the
 // option; the tag gives its name as a flag and its scopes: who may set
-// it (node: the daemon; origin: the daemon, a mount, a listing; mount: a mount).
+// it (node: the daemon; origin: the daemon, a mount, a listing; mount: a mount; csi: the CSI driver).
 type Config struct {
 	// Directory on a local disk that holds cached data, as DIR or DIR=SIZE. May be given several times. Without SIZE it uses what the file system offers.
 	CacheDirs []CacheDir `name:"cache-dir" scope:"node"`
@@ -68,11 +68,11 @@ type Config struct {
 	// Address and port of metrics and health checks, or "off".
 	MetricsBind string `name:"metrics-bind" scope:"node"`
 	// Unix socket on which the node takes commands.
-	ControlSocket string `name:"control-socket" scope:"node,client"`
+	ControlSocket string `name:"control-socket" scope:"node,client,csi"`
 	// Lowest level that is logged: debug, info, warn or error.
-	LogLevel string `name:"log-level" scope:"node"`
+	LogLevel string `name:"log-level" scope:"node,csi"`
 	// Format of log lines: text or json.
-	LogFormat string `name:"log-format" scope:"node"`
+	LogFormat string `name:"log-format" scope:"node,csi"`
 
 	// URL of the S3 endpoint. Default: that of AWS in the region.
 	Endpoint string `name:"endpoint" scope:"node,origin" secret:"url"`
@@ -121,6 +121,25 @@ type Config struct {
 	AllowOther bool `name:"allow-other" scope:"node,mount"`
 	// When cached data is checked: auto (complete files are read by the kernel, without a check) or always (every read; no passthrough).
 	VerifyReads string `name:"verify-reads" scope:"node,mount"`
+
+	// Name of this node in Kubernetes. Default: the host name.
+	NodeID string `name:"node-id" scope:"csi"`
+	// Directory in which the kubelet keeps its Pods and plugins.
+	KubeletDir string `name:"kubelet-dir" scope:"csi"`
+	// Make the driver known to the kubelet by itself, without a registrar beside it.
+	SelfRegister bool `name:"self-register" scope:"csi"`
+	// Path of the driver's socket as the kubelet sees it. Default: the one on which the driver listens.
+	RegistrationPath string `name:"registration-path" scope:"csi"`
+	// Most volumes that a node has at a time: 1 to 1000.
+	MaxVolumes int `name:"max-volumes" scope:"csi"`
+	// Endpoints that a volume may name in its attributes, separated by commas.
+	AllowEndpoints []string `name:"allow-endpoint" scope:"csi"`
+	// Let the Secret of a volume name an endpoint on this machine or its link, as metadata services of clouds are.
+	AllowLocalEndpoints bool `name:"allow-local-endpoints" scope:"csi"`
+	// Audience of the service account tokens with which volumes read as their Pod. Default: that of AWS, or of the only token.
+	TokenAudience string `name:"token-audience" scope:"csi"`
+	// URL of the STS that exchanges such tokens. Default: that of AWS in the region of the volume.
+	STSEndpoint string `name:"sts-endpoint" scope:"csi"`
 }
 
 // Default returns the values of a node that was told nothing.
@@ -151,6 +170,8 @@ func Default() Config {
 		DirMode:           0o555,
 		VerifyReads:       "auto",
 		CachePolicy:       "epoch",
+		KubeletDir:        "/var/lib/kubelet",
+		MaxVolumes:        1000,
 	}
 }
 

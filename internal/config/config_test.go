@@ -47,7 +47,7 @@ func TestEveryFieldIsAnOption(t *testing.T) {
 			t.Errorf("option %q: its comment is no sentence: %q", f.name, f.help)
 		}
 		for _, s := range f.scopes {
-			if s != ScopeNode && s != ScopeOrigin && s != ScopeMount && s != ScopeClient {
+			if s != ScopeNode && s != ScopeOrigin && s != ScopeMount && s != ScopeClient && s != ScopeCSI {
 				t.Errorf("option %q: unknown scope %q", f.name, s)
 			}
 		}

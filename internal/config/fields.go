@@ -33,6 +33,7 @@ const (
 	ScopeOrigin Scope = "origin" // also a mount or a listing that names another origin
 	ScopeMount  Scope = "mount"  // also a mount
 	ScopeClient Scope = "client" // also commands that talk to the daemon
+	ScopeCSI    Scope = "csi"    // the CSI driver
 )
 
 // limits of what a user can give.

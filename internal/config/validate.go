@@ -34,7 +34,7 @@ func (p *problem) Error() string { return (&Error{What: p.what, Do: p.do}).Error
 func (c Config) Validate() error {
 	for _, check := range [...]func(Config) *problem{
 		checkGeometry, checkCacheDirs, checkAddresses, checkExposure, checkMember, checkNode,
-		checkOrigin, checkCredentials, checkMount,
+		checkOrigin, checkCredentials, checkMount, checkCSI,
 	} {
 		if p := check(c); p != nil {
 			return p
@@ -215,6 +215,19 @@ func checkMount(c Config) *problem {
 	}
 	if !slices.Contains(verifyReads, c.VerifyReads) {
 		return &problem{[]string{"verify-reads"}, fmt.Sprintf("%q is no way to verify reads", c.VerifyReads), "use auto or always"}
+	}
+	return nil
+}
+
+func checkCSI(c Config) *problem {
+	const maxVolumes = 1000 // a node serves 1024 mounts
+	if c.MaxVolumes < 1 || c.MaxVolumes > maxVolumes {
+		return &problem{[]string{"max-volumes"}, fmt.Sprintf("%d volumes are not between 1 and %d", c.MaxVolumes, maxVolumes), ""}
+	}
+	for _, p := range [...]struct{ name, value string }{{"kubelet-dir", c.KubeletDir}, {"registration-path", c.RegistrationPath}} {
+		if p.value != "" && (!filepath.IsAbs(p.value) || filepath.Clean(p.value) != p.value || p.value == "/") {
+			return &problem{[]string{p.name}, fmt.Sprintf("%q is not an absolute path without . and ..", p.value), ""}
+		}
 	}
 	return nil
 }

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shardwell/shardwell/deploy/csi"
+	"github.com/shardwell/shardwell/internal/config"
+	"github.com/shardwell/shardwell/internal/node"
+)
+
+func newCSI(s streams) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "csi [--endpoint unix:///csi/csi.sock] [--node-id NAME] [flags]",
+		Short: "Serve Kubernetes volumes",
+		Long: `Runs the CSI driver csi.shardwell.io of this machine until SIGTERM or SIGINT. It has the node that runs here mount
+datasets, and shows them to Pods. Volumes stay when it ends; the next one takes them over.`,
+		Example: `  shardwell csi --endpoint unix:///csi/csi.sock --node-id "$NODE_NAME" --self-register \
+      --registration-path /var/lib/kubelet/plugins/csi.shardwell.io/csi.sock`,
+		Args: exactArgs(),
+	}
+	opts := configured(cmd, config.ScopeCSI)
+	// The endpoint of the schema is that of the object store; a driver of CSI calls its socket so.
+	endpoint := cmd.Flags().String("endpoint", "unix:///csi/csi.sock", "Unix `SOCKET` on which the kubelet calls the driver.")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, err := opts.load()
+		if err != nil {
+			return err
+		}
+		return runCSI(cmd.Context(), s, cfg, *endpoint)
+	}
+	return cmd
+}
+
+func runCSI(ctx context.Context, s streams, cfg config.Resolved, endpoint string) error {
+	log := newLogger(s, cfg.Config)
+	id := cfg.NodeID
+	if id == "" {
+		id = csi.Hostname()
+	}
+	d, err := csi.New(csi.Config{
+		Endpoint: endpoint, NodeID: id, KubeletDir: cfg.KubeletDir, Daemon: csi.Socket(cfg.ControlSocket), Version: node.Version,
+		SelfRegister: cfg.SelfRegister, RegistrationPath: cfg.RegistrationPath, MaxVolumes: cfg.MaxVolumes,
+		Policy: csi.Policy{
+			AllowEndpoints: cfg.AllowEndpoints, AllowLocal: cfg.AllowLocalEndpoints,
+			TokenAudience: cfg.TokenAudience, STSEndpoint: cfg.STSEndpoint,
+		},
+		Logger: log,
+	})
+	if err != nil {
+		return err
+	}
+	return d.Run(ctx)
+}

@@ -1,0 +1,219 @@
+package csi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// maxRecordBytes bounds a record: a thousand volumes of one mount fit.
+const maxRecordBytes = 4 << 20
+
+// record is what is written down of a mount, so that the next driver knows what is
+// published. It holds no secret.
+type record struct {
+	Name     string               `json:"name"`
+	URI      string               `json:"uri"`
+	Options  map[string]string    `json:"options"`
+	Scope    string               `json:"scope"`
+	Identity string               `json:"identity"` // of the credentials in use
+	Volumes  map[string]published `json:"volumes"`  // by keyOf
+}
+
+// published is a volume that shows a mount.
+type published struct {
+	VolumeID    string `json:"volumeID"`
+	Target      string `json:"target"`
+	Fingerprint string `json:"fingerprint"`
+	Identity    string `json:"identity"` // of the credentials that it came with last
+}
+
+// openVolumes takes over what an earlier driver left: volumes that are still shown stay,
+// all else is taken away.
+func openVolumes(cfg volumesConfig) (*volumes, error) {
+	v := &volumes{volumesConfig: cfg, shared: make(map[string]*shared)}
+	for _, d := range []string{"mounts", "volumes"} {
+		if err := os.MkdirAll(filepath.Join(v.dir, d), 0o750); err != nil {
+			return nil, fmt.Errorf("directory of the driver %s: %w", v.dir, unwrapPath(err))
+		}
+	}
+	all, err := v.host.table()
+	if err != nil {
+		return nil, err
+	}
+	files, err := os.ReadDir(filepath.Join(v.dir, "volumes"))
+	if err != nil {
+		return nil, fmt.Errorf("directory of the driver %s: %w", v.dir, unwrapPath(err))
+	}
+	for _, f := range files {
+		path := filepath.Join(v.dir, "volumes", f.Name())
+		r, err := readRecord(path)
+		if err != nil {
+			v.log.Warn("csi: record of a mount cannot be read, and is dropped", "file", path, "error", err)
+		}
+		for key, p := range r.Volumes {
+			if at, mounted := topmost(all, p.Target); !mounted || !at.Ours() || key != keyOf(p.VolumeID, p.Target) {
+				delete(r.Volumes, key)
+			}
+		}
+		if len(r.Volumes) == 0 {
+			_ = os.Remove(path)
+			continue
+		}
+		v.newShared(r)
+	}
+	v.sweep(context.Background())
+	return v, nil
+}
+
+func readRecord(path string) (r record, err error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return r, unwrapPath(err)
+	}
+	if st.Size() > maxRecordBytes {
+		return r, fmt.Errorf("larger than %d bytes", maxRecordBytes)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return r, unwrapPath(err)
+	}
+	if err := json.Unmarshal(text, &r); err != nil {
+		return record{}, err
+	}
+	if r.Name == "" || r.Name+".json" != filepath.Base(path) {
+		return record{}, errors.New("is of another name")
+	}
+	return r, nil
+}
+
+func (v *volumes) recordPath(name string) string {
+	return filepath.Join(v.dir, "volumes", name+".json")
+}
+
+// save writes a mount down, beside the old file and then in its place. A record that is lost
+// costs the next driver what volumes share, and no reader anything.
+func (v *volumes) save(s *shared) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if _, ok := v.shared[s.Name]; !ok {
+		return // gone meanwhile
+	}
+	text, err := json.Marshal(s.record)
+	path := v.recordPath(s.Name)
+	if err == nil {
+		err = os.WriteFile(path+".tmp", text, 0o600)
+	}
+	if err == nil {
+		err = os.Rename(path+".tmp", path)
+	}
+	if err != nil {
+		v.log.Warn("csi: write down what is published", "file", path, "error", unwrapPath(err))
+	}
+}
+
+func (v *volumes) forget(name string) {
+	if err := os.Remove(v.recordPath(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		v.log.Warn("csi: remove the record of a mount", "name", name, "error", unwrapPath(err))
+	}
+}
+
+// Run mends volumes whose mount has ended with the daemon, and takes away what is left over, until ctx ends.
+func (v *volumes) Run(ctx context.Context) error {
+	tick := time.NewTicker(mendEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			v.mend(ctx)
+			v.sweep(ctx)
+		}
+	}
+}
+
+// mend has mounts served again that are dead, and shows them to their volumes.
+func (v *volumes) mend(ctx context.Context) {
+	for _, s := range v.inUse() {
+		if ctx.Err() != nil || v.served(s) {
+			continue
+		}
+		if err := v.serve(ctx, s, nil); err != nil {
+			v.log.Warn("csi: a mount has ended and is not served again yet", "uri", s.URI, "error", err)
+			continue
+		}
+		for _, p := range v.volumesOf(s) {
+			v.mendVolume(ctx, s, p)
+		}
+	}
+}
+
+func (v *volumes) mendVolume(ctx context.Context, s *shared, p published) {
+	key := keyOf(p.VolumeID, p.Target)
+	ctx, cancel := context.WithTimeout(ctx, evictPatience)
+	defer cancel()
+	_, end, err := v.operations.begin(ctx, key, false)
+	if err != nil {
+		return // somebody else is at it
+	}
+	defer end()
+	if v.find(key) != s {
+		return // unpublished meanwhile
+	}
+	if err := v.copyTo(s, p.Target); err != nil {
+		v.log.Warn("csi: a volume is not shown again", "target", p.Target, "uri", s.URI, "error", err)
+	}
+}
+
+// inUse returns the mounts that have volumes.
+func (v *volumes) inUse() (all []*shared) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, s := range v.shared {
+		all = append(all, s)
+	}
+	return all
+}
+
+func (v *volumes) volumesOf(s *shared) (all []published) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, p := range s.Volumes {
+		all = append(all, p)
+	}
+	return all
+}
+
+// sweep takes mounts and records away that belong to no volume.
+func (v *volumes) sweep(ctx context.Context) {
+	for _, d := range []string{"mounts", "volumes"} {
+		entries, err := os.ReadDir(filepath.Join(v.dir, d))
+		if err != nil {
+			v.log.Warn("csi: look for what is left over", "error", unwrapPath(err))
+			return
+		}
+		for _, e := range entries {
+			name := strings.TrimSuffix(e.Name(), ".json")
+			v.mu.Lock()
+			_, used := v.shared[name]
+			v.mu.Unlock()
+			switch {
+			case used:
+			case d == "volumes":
+				_ = os.Remove(filepath.Join(v.dir, d, e.Name()))
+			default:
+				dir := filepath.Join(v.dir, d, e.Name())
+				if err := v.drop(ctx, dir); err != nil {
+					v.log.Warn("csi: mount of an earlier driver stays behind, and is tried again", "directory", dir, "error", err)
+				}
+			}
+		}
+	}
+}
