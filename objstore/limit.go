@@ -17,11 +17,18 @@ const DefaultMaxRequests = 128
 // what a reader asks for in one Read, so that the rate is even over 100 ms or so.
 const burstBytes = 256 << 10
 
+// Pace bounds the bytes a second of several stores, of other nodes' perhaps as well.
+type Pace interface {
+	// WaitN waits until n more bytes may be taken, or ctx ends. n is at most 256 KiB.
+	WaitN(ctx context.Context, n int) error
+}
+
 // Limit is a [Store] that bounds requests under way and bytes a second.
 type Limit struct {
 	store Store
 	slots chan struct{}
 	rate  *rate.Limiter
+	pace  Pace // may be nil
 }
 
 // NewLimit wraps store. maxRequests are under way at once, a GET until its body
@@ -42,7 +49,12 @@ func NewLimit(store Store, maxRequests int, maxBytesPerSecond int64) *Limit {
 
 // Share wraps another store under the same limits.
 func (l *Limit) Share(store Store) *Limit {
-	return &Limit{store: store, slots: l.slots, rate: l.rate}
+	return &Limit{store: store, slots: l.slots, rate: l.rate, pace: l.pace}
+}
+
+// Paced wraps another store under the same limits, and the pace as well; nil is none.
+func (l *Limit) Paced(store Store, pace Pace) *Limit {
+	return &Limit{store: store, slots: l.slots, rate: l.rate, pace: pace}
 }
 
 // Unwrap returns the store below.
@@ -109,16 +121,26 @@ type limitBody struct {
 }
 
 func (b *limitBody) Read(p []byte) (int, error) {
-	if b.limit.rate.Limit() == rate.Inf {
+	l := b.limit
+	bounded := l.rate.Limit() != rate.Inf
+	if !bounded && l.pace == nil {
 		return b.body.Read(p)
 	}
 	if len(p) > burstBytes {
 		p = p[:burstBytes]
 	}
 	n, err := b.body.Read(p)
-	if n > 0 {
-		if werr := b.limit.rate.WaitN(b.ctx, n); werr != nil {
+	if n <= 0 {
+		return n, err
+	}
+	if bounded {
+		if werr := l.rate.WaitN(b.ctx, n); werr != nil {
 			return 0, fmt.Errorf("wait for the origin's rate: %w", werr)
+		}
+	}
+	if l.pace != nil {
+		if werr := l.pace.WaitN(b.ctx, n); werr != nil {
+			return 0, fmt.Errorf("wait for the cluster's part of the origin's rate: %w", werr)
 		}
 	}
 	return n, err

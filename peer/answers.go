@@ -54,10 +54,12 @@ func failure(ctx context.Context, err error) (*peerpb.Failure, error) {
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 	class, _ := transfer.ClassOf(err)
-	text := err.Error()
-	// Keys in it need not be UTF-8, and the cut may part a letter.
-	text = strings.ToValidUTF8(text[:min(len(text), maxFailureBytes)], "?")
-	return &peerpb.Failure{Class: class, Message: text}, nil
+	return &peerpb.Failure{Class: class, Message: validText(err.Error())}, nil
+}
+
+// validText shortens a text for the wire. Keys in it need not be UTF-8, and the cut may part a letter.
+func validText(text string) string {
+	return strings.ToValidUTF8(text[:min(len(text), maxFailureBytes)], "?")
 }
 
 // maxAnswerTime is the part of the asker's time that is kept for the answer's way back.

@@ -36,6 +36,7 @@ type caller struct {
 	addr   string
 	conn   *grpc.ClientConn
 	client peerpb.PeerClient
+	work   peerpb.WorkClient
 }
 
 func newCallers(cfg Config) *callers {
@@ -44,8 +45,8 @@ func newCallers(cfg Config) *callers {
 
 var errClosed = errors.New("peers are closed")
 
-// to returns the client for a member, at the address that it has now.
-func (c *callers) to(m Member) (peerpb.PeerClient, error) {
+// to returns the connection to a member, at the address that it has now.
+func (c *callers) to(m Member) (*caller, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -53,7 +54,7 @@ func (c *callers) to(m Member) (peerpb.PeerClient, error) {
 	}
 	if have := c.conns[m.ID]; have != nil {
 		if have.addr == m.Addr {
-			return have.client, nil
+			return have, nil
 		}
 		have.conn.Close()
 		delete(c.conns, m.ID)
@@ -81,8 +82,8 @@ func (c *callers) to(m Member) (peerpb.PeerClient, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.conns[m.ID] = &caller{addr: m.Addr, conn: conn, client: peerpb.NewPeerClient(conn)}
-	return c.conns[m.ID].client, nil
+	c.conns[m.ID] = &caller{addr: m.Addr, conn: conn, client: peerpb.NewPeerClient(conn), work: peerpb.NewWorkClient(conn)}
+	return c.conns[m.ID], nil
 }
 
 // forgetStrangers closes the connections to those who are no members any more. It

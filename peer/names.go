@@ -2,6 +2,7 @@ package peer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -98,6 +99,17 @@ func (p *Peers) askNames(ctx context.Context, q objstore.Query, dir string, do c
 
 // call makes one control call to one member within its time.
 func (p *Peers) call(parent context.Context, m Member, timeout time.Duration, do call) error {
+	return p.connect(parent, m, timeout, func(ctx context.Context, c *caller) error {
+		failure, err := do(ctx, c.client)
+		if err == nil && failure != nil {
+			return &transfer.RemoteError{Peer: m.ID, Class: transfer.ErrorOfClass(failure.GetClass()), Message: failure.GetMessage()}
+		}
+		return err
+	})
+}
+
+// connect calls do with the connection to a member, and translates what gRPC says.
+func (p *Peers) connect(parent context.Context, m Member, timeout time.Duration, do func(context.Context, *caller) error) error {
 	ctx, cancel := context.WithTimeout(parent, timeout)
 	defer cancel()
 	c, err := p.calls.to(m)
@@ -105,14 +117,13 @@ func (p *Peers) call(parent context.Context, m Member, timeout time.Duration, do
 		return fmt.Errorf("call peer %s: %w: %w", m.ID, transfer.ErrUnreachable, err)
 	}
 	p.stats.CallsMade.Add(1)
-	failure, err := do(ctx, c)
+	err = do(ctx, c)
+	var remote *transfer.RemoteError
 	switch {
 	case parent.Err() != nil:
 		return fmt.Errorf("call peer %s: %w", m.ID, context.Cause(parent))
-	case err == nil && failure == nil:
-		return nil
-	case err == nil:
-		return &transfer.RemoteError{Peer: m.ID, Class: transfer.ErrorOfClass(failure.GetClass()), Message: failure.GetMessage()}
+	case err == nil || errors.As(err, &remote):
+		return err
 	}
 	switch status.Code(err) {
 	case codes.Unauthenticated:

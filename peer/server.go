@@ -38,6 +38,8 @@ type ServerConfig struct {
 	Forget   ForgetFunc            // nil forgets nothing
 	Status   StatusFunc            // nil says "{}"
 	Keeper   Keeper                // nil keeps nothing
+	Lessor   Lessor                // nil leases nothing
+	Worker   Worker                // nil does no work for others
 	Bounds   transfer.ServerConfig // MaxStreams and timeouts; the other fields are set here
 
 	// Grace is how long streams under way may go on after Run's context ended,
@@ -143,6 +145,7 @@ func (s *Server) blocks() *http.Server {
 func (s *Server) calls() *grpc.Server {
 	g := grpc.NewServer(
 		grpc.UnaryInterceptor(transfer.RPCInterceptor(s.cfg.Verifier, s.cfg.Self)),
+		grpc.StreamInterceptor(transfer.RPCStreamInterceptor(s.cfg.Verifier, s.cfg.Self)),
 		grpc.MaxRecvMsgSize(maxCallBytes), grpc.MaxSendMsgSize(maxCallBytes),
 		grpc.MaxConcurrentStreams(256),
 		grpc.ConnectionTimeout(10*time.Second),
@@ -151,6 +154,7 @@ func (s *Server) calls() *grpc.Server {
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: 2 * callIdleTimeout, Time: 10 * time.Second, Timeout: 5 * time.Second}),
 	)
 	peerpb.RegisterPeerServer(g, &answers{cfg: s.cfg})
+	peerpb.RegisterWorkServer(g, &workAnswers{cfg: s.cfg})
 	return g
 }
 

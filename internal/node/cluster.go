@@ -36,12 +36,11 @@ type cluster struct {
 	signer *transfer.Signer
 	bytes  transfer.Stats // of client and server
 
-	last      []member.Member  // of change, which is called by New and then by the group, one call at a time
-	directory peer.Directory   // of members that can be asked
-	news      chan struct{}    // the ring has changed
-	moved     chan struct{}    // likewise, for who hands on what moved
-	changed   func(owners int) // told after each change of the ring
-	asked     chan struct{}    // closed when the seeds have been asked
+	last      []member.Member // of change, which is called by New and then by the group, one call at a time
+	directory peer.Directory  // of members that can be asked
+	news      chan struct{}   // the ring has changed
+	moved     chan struct{}   // likewise, for who hands on what moved
+	asked     chan struct{}   // closed when the seeds have been asked
 	askOnce   sync.Once
 }
 
@@ -49,8 +48,8 @@ type cluster struct {
 func openCluster(n *Node) (_ *cluster, err error) {
 	cfg := n.cfg
 	c := &cluster{log: n.log, self: n.id, ring: newPlacement(n.id, n.geometry, int64(cfg.PlaceWhole), time.Duration(cfg.RestartGrace)),
-		changed: n.origins.setMembers, asked: make(chan struct{}),
-		news: make(chan struct{}, 1), moved: make(chan struct{}, 1)}
+		asked: make(chan struct{}),
+		news:  make(chan struct{}, 1), moved: make(chan struct{}, 1)}
 	n.policy.ring.Store(c.ring.history)
 	defer func() {
 		if err != nil {
@@ -128,6 +127,7 @@ func (c *cluster) openServer(n *Node) (err error) {
 		Stats: c.peers.Stats(), Transfer: &c.bytes, Verifier: transfer.NewVerifier(c.signer), Logger: n.log,
 		Bounds:   transfer.ServerConfig{MaxSentBytesPerSecond: int64(n.cfg.MaxUpload)},
 		Keeper:   keeper{n},
+		Lessor:   n.budgets,
 		RingHash: func() uint64 { return c.ring.history.Current().Fingerprint() },
 		Forget: func(ctx context.Context, b objstore.Bucket, prefix string) (count int, err error) {
 			err = n.requests.do(ctx, func(ctx context.Context) (err error) {
@@ -158,7 +158,6 @@ func (c *cluster) change(all []member.Member) {
 		c.log.Error("ring stays as it was", "error", err)
 		return
 	}
-	c.changed(c.ring.history.Current().Len())
 	c.log.Info("ring changed", "members", len(all))
 	for _, told := range [...]chan struct{}{c.news, c.moved} {
 		select {

@@ -48,6 +48,7 @@ type Node struct {
 	arena   *mem.Arena
 	buffers *fuse.Buffers // of all mounts
 	origins *origins
+	budgets *budgets // of the origins
 	names   *meta.Cache
 	cache   *cache.Cache
 	cluster *cluster
@@ -107,6 +108,8 @@ func New(cfg config.Config, log *slog.Logger) (_ *Node, err error) {
 	}
 	n.origins = newOrigins(cfg, log)
 	n.recallOffer()
+	n.budgets = newBudgets(n)
+	n.origins.pace = n.budgets.pace
 	if n.cluster, err = openCluster(n); err != nil {
 		return nil, err
 	}

@@ -32,7 +32,8 @@ type origins struct {
 	cfg   config.Config
 	log   *slog.Logger
 	stats objstore.Stats
-	limit *objstore.Limit // one for all buckets
+	limit *objstore.Limit                   // of requests; one for all buckets
+	pace  func(origin string) objstore.Pace // of bytes; nil: none
 
 	mu        sync.Mutex
 	endpoints map[string]*endpoint // that mounts brought, by origin
@@ -49,7 +50,7 @@ type opened struct {
 func newOrigins(cfg config.Config, log *slog.Logger) *origins {
 	return &origins{
 		cfg: cfg, log: log,
-		limit:     objstore.NewLimit(nil, cfg.MaxOriginRequests, int64(cfg.MaxOriginRate)),
+		limit:     objstore.NewLimit(nil, cfg.MaxOriginRequests, 0),
 		endpoints: make(map[string]*endpoint), open: make(map[objstore.Bucket]opened),
 	}
 }
@@ -63,7 +64,7 @@ func (o *origins) Open(_ context.Context, b objstore.Bucket) (objstore.Store, er
 	if err != nil {
 		return nil, err
 	}
-	made := opened{close: closeRaw, store: objstore.NewRetry(o.limit.Share(objstore.NewCount(raw, &o.stats)), objstore.RetryConfig{
+	made := opened{close: closeRaw, store: objstore.NewRetry(o.limit.Paced(objstore.NewCount(raw, &o.stats), o.paceOf(b)), objstore.RetryConfig{
 		Budget: time.Duration(o.cfg.OriginTimeout),
 		OnRetry: func(op objstore.Op, key string, attempt int, wait time.Duration, err error) {
 			o.log.Warn("origin failed, asking again", "op", op, "bucket", b.Name, "key", key, "attempt", attempt, "wait", wait, "error", err)
@@ -80,6 +81,14 @@ func (o *origins) Open(_ context.Context, b objstore.Bucket) (objstore.Store, er
 	}
 	o.open[b] = made
 	return made.store, nil
+}
+
+// paceOf returns what bounds the bytes from a bucket, nil for nothing.
+func (o *origins) paceOf(b objstore.Bucket) objstore.Pace {
+	if o.pace == nil {
+		return nil
+	}
+	return o.pace(b.Origin)
 }
 
 // find returns a bucket that is open.
@@ -158,13 +167,6 @@ func (o *origins) probe(ctx context.Context, b objstore.Bucket) error {
 	defer closeRaw()
 	_, err = objstore.NewCount(raw, &o.stats).List(ctx, objstore.ListRequest{Delimiter: "/", Limit: 1})
 	return err
-}
-
-// setMembers gives this node its part of the cluster's rate.
-func (o *origins) setMembers(count int) {
-	if o.cfg.MaxOriginRate > 0 {
-		o.limit.SetRate(max(1, int64(o.cfg.MaxOriginRate)/int64(max(1, count))))
-	}
 }
 
 // called returns b, and the buckets of that name at other endpoints that are known.

@@ -1,11 +1,9 @@
 package node
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -146,53 +144,6 @@ func TestEarlierOwners(t *testing.T) {
 			if now := p.Owners(k, nil)[0]; now != owner && !slices.Contains(p.EarlierOwners(k, nil), owner) {
 				t.Errorf("%s took %x from %s and does not ask it", now, k, owner)
 			}
-		}
-	})
-}
-
-// slowless is a store whose bodies come at once.
-type slowless struct{ objstore.Store }
-
-func (slowless) Get(_ context.Context, _, _ string, _, n int64) (io.ReadCloser, error) {
-	return io.NopCloser(bytes.NewReader(make([]byte, n))), nil
-}
-
-// Each member takes its part of the cluster's rate.
-func TestOriginRateIsSplit(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		cfg := config.Default()
-		cfg.MaxOriginRate = 6 << 20
-		o := newOrigins(cfg, nil)
-		defer o.Close()
-		const bytes = 12 << 20
-		for _, members := range []int{1, 3, 2, 0} {
-			o.setMembers(members)
-			began := time.Now()
-			body, err := o.limit.Share(slowless{}).Get(t.Context(), "k", "e", 0, bytes)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := io.Copy(io.Discard, body); err != nil {
-				t.Fatal(err)
-			}
-			body.Close()
-			want := time.Duration(max(1, members)) * 2 * time.Second
-			if took := time.Since(began); took < want*9/10 || took > want*11/10 {
-				t.Errorf("one of %d members took %v for %d bytes, want %v", members, took, bytes, want)
-			}
-		}
-		unlimited := newOrigins(config.Default(), nil)
-		defer unlimited.Close()
-		unlimited.setMembers(3)
-		began := time.Now()
-		body, err := unlimited.limit.Share(slowless{}).Get(t.Context(), "k", "e", 0, bytes)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, _ = io.Copy(io.Discard, body)
-		body.Close()
-		if took := time.Since(began); took > 0 {
-			t.Errorf("without a limit: %v", took)
 		}
 	})
 }

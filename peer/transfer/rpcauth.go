@@ -62,19 +62,47 @@ func CallerOf(ctx context.Context) string {
 // Verifier accepts everybody.
 func RPCInterceptor(v *Verifier, self string) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		md, _ := metadata.FromIncomingContext(ctx)
-		to, from := one(md, metaTo), one(md, metaFrom)
-		_, err := v.verify(one(md, metaAuth), time.Now(), rpcMethod, info.FullMethod, to, from)
-		switch {
-		case err != nil:
-			return nil, status.Error(codes.Unauthenticated, err.Error())
-		case to != self:
-			return nil, status.Error(codes.Unauthenticated, ErrMisdirected.Error()+": "+self)
-		case !validMemberID(from):
-			return nil, status.Error(codes.InvalidArgument, "no valid asking member")
+		ctx, err := checkCall(ctx, v, self, info.FullMethod)
+		if err != nil {
+			return nil, err
 		}
-		return handler(context.WithValue(ctx, fromKey{}, from), req)
+		return handler(ctx, req)
 	}
+}
+
+// RPCStreamInterceptor is RPCInterceptor for calls that are answered in several messages.
+func RPCStreamInterceptor(v *Verifier, self string) grpc.StreamServerInterceptor {
+	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		ctx, err := checkCall(stream.Context(), v, self, info.FullMethod)
+		if err != nil {
+			return err
+		}
+		return handler(srv, calledStream{stream, ctx})
+	}
+}
+
+// calledStream is a stream whose context knows the caller.
+type calledStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s calledStream) Context() context.Context { return s.ctx }
+
+// checkCall returns a context that knows the caller, or why he is refused.
+func checkCall(ctx context.Context, v *Verifier, self, method string) (context.Context, error) {
+	md, _ := metadata.FromIncomingContext(ctx)
+	to, from := one(md, metaTo), one(md, metaFrom)
+	_, err := v.verify(one(md, metaAuth), time.Now(), rpcMethod, method, to, from)
+	switch {
+	case err != nil:
+		return nil, status.Error(codes.Unauthenticated, err.Error())
+	case to != self:
+		return nil, status.Error(codes.Unauthenticated, ErrMisdirected.Error()+": "+self)
+	case !validMemberID(from):
+		return nil, status.Error(codes.InvalidArgument, "no valid asking member")
+	}
+	return context.WithValue(ctx, fromKey{}, from), nil
 }
 
 // one returns the value of a key that comes once, else "".
