@@ -46,6 +46,8 @@ type answer struct {
 	missing  bool          // there is no such key
 	info     objstore.Info // of a key
 	page     []byte        // of a list: encoded
+
+	forgotten bool // is no answer any more; the next one is compared with it
 }
 
 // answerBytes is about what an answer takes beside its strings: the struct, its

@@ -43,8 +43,8 @@ type Config struct {
 	Peers objstore.Names
 
 	// Replaced, unless nil, is told which versions of a bucket's objects are current no
-	// more, by an answer of the origin that differs from the one before. Of what was forgotten
-	// nothing is told. It must not block.
+	// more, by an answer of the origin that differs from the one before, forgotten or not. What the
+	// store had to drop is not noticed. It must not block.
 	Replaced func(b objstore.Bucket, old []objstore.Info)
 
 	MemoryBytes int64         // of cached answers
@@ -154,7 +154,7 @@ func (c *Cache) ask(ctx context.Context, q objstore.Query, qu question) (*answer
 	}
 	key := qu.key()
 	if q.MaxAge > 0 {
-		if a := c.store.get(key); a != nil && a.question == qu && !a.asked.Before(need) {
+		if a := c.store.get(qu); a != nil && !a.asked.Before(need) {
 			c.stats.Hits.Add(1)
 			return a, time.Since(a.asked), nil
 		}
@@ -189,8 +189,8 @@ func (c *Cache) wait(parent context.Context, fl *flights, name string, need time
 	}
 }
 
-// Forget drops all answers about the names under a prefix, and those on their
-// way to callers who ask from now on. It returns how many it dropped.
+// Forget ends the use of all answers about the names under a prefix, and those on their
+// way to callers who ask from now on. It returns how many there were.
 func (c *Cache) Forget(bucket objstore.Bucket, prefix string) int {
 	now := time.Now()
 	c.mu.Lock()
@@ -200,7 +200,7 @@ func (c *Cache) Forget(bucket objstore.Bucket, prefix string) int {
 	}
 	c.mu.Unlock()
 	f := forgotten{bucket: bucket, prefix: prefix}
-	dropped := c.store.drop(func(a *answer) bool { return f.covers(a.question) })
+	dropped := c.store.forget(func(a *answer) bool { return f.covers(a.question) })
 	c.stats.Forgotten.Add(int64(dropped))
 	return dropped
 }
@@ -338,7 +338,7 @@ func (c *Cache) askPeers(ctx context.Context, need time.Time, hops int, qu quest
 // fromOrigin is the query that asks the origin.
 func (c *Cache) fromOrigin(qu question) query {
 	return func(ctx context.Context, need time.Time, s *state) (*answer, error) {
-		if a := c.store.get(qu.key()); a != nil && a.question == qu && !a.asked.Before(need) {
+		if a := c.store.get(qu); a != nil && !a.asked.Before(need) {
 			return a, nil // came since the caller looked
 		}
 		s.atOrigin.Store(true)

@@ -11,8 +11,8 @@ func (c *Cache) compare(a *answer) {
 	if c.cfg.Replaced == nil {
 		return
 	}
-	old := c.store.get(a.question.key())
-	if old == nil || old.question != a.question || old.asked.After(a.asked) {
+	old := c.store.last(a.question)
+	if old == nil || old.asked.After(a.asked) {
 		return
 	}
 	if gone := replaced(old, a); len(gone) > 0 {

@@ -3,9 +3,42 @@ package meta
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/shardwell/shardwell/objstore"
 )
+
+// What was forgotten answers nobody, and is what the next answer is compared with.
+func TestForgottenVersionsAreReplaced(t *testing.T) {
+	var gone []string
+	c, origin := newCache(t, func(cfg *Config) {
+		cfg.Replaced = func(_ objstore.Bucket, old []objstore.Info) {
+			for _, i := range old {
+				gone = append(gone, fmt.Sprint(i.Key, " ", i.Size))
+			}
+		}
+	})
+	defer c.Close()
+	origin.Put("a/k", []byte("1"))
+	ask := func(want int64) {
+		t.Helper()
+		info, _, err := c.Head(t.Context(), maxAge(time.Hour), "a/k")
+		page, _, errList := c.List(t.Context(), maxAge(time.Hour), objstore.ListRequest{Prefix: "a/"})
+		if err != nil || errList != nil || info.Size != want || page.Objects[0].Size != want {
+			t.Fatalf("%+v %v, %+v %v: want %d bytes", info, err, page, errList, want)
+		}
+	}
+	ask(1)
+	for range 2 { // the second time there is nothing more to forget
+		c.Forget(bucket, "a/")
+	}
+	origin.Put("a/k", []byte("22"))
+	ask(2)
+	ask(2)
+	if got := fmt.Sprint(gone); got != "[a/k 1 a/k 1]" {
+		t.Errorf("replaced %s", got)
+	}
+}
 
 func TestReplaced(t *testing.T) {
 	v := func(key, etag string) objstore.Info { return objstore.Info{Key: key, ETag: etag, Size: 3} }

@@ -33,15 +33,25 @@ func (s *store) close() {
 	}
 }
 
-// get returns an answer or nil. Keys are told apart by hashes: the caller looks
-// whether it is the answer to its question.
-func (s *store) get(key string) *answer {
+// get returns an answer to a question, or nil.
+func (s *store) get(qu question) *answer {
+	if a := s.last(qu); a != nil && !a.forgotten {
+		return a
+	}
+	return nil
+}
+
+// last is get for an answer that may be forgotten.
+func (s *store) last(qu question) *answer {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if s.r == nil {
 		return nil
 	}
-	a, _ := s.r.Get(key)
+	a, _ := s.r.Get(qu.key())
+	if a == nil || a.question != qu { // keys are told apart by hashes
+		return nil
+	}
 	return a
 }
 
@@ -56,24 +66,27 @@ func (s *store) set(a *answer) {
 	}
 }
 
-// drop removes the answers that match, those that were set before the call
-// included, and returns how many there were.
-func (s *store) drop(match func(*answer) bool) int {
+// forget marks the answers that match, those that were set before the call
+// included, and returns how many there were. One that is set meanwhile may be lost: the origin is asked once more.
+func (s *store) forget(match func(*answer) bool) int {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if s.r == nil {
 		return 0
 	}
 	s.r.Wait() // sets take effect a little later
-	var keys []string
+	var found []*answer
 	s.r.IterValues(func(a *answer) bool {
-		if match(a) {
-			keys = append(keys, a.question.key())
+		if !a.forgotten && match(a) {
+			found = append(found, a)
 		}
 		return false
 	})
-	for _, key := range keys {
-		s.r.Del(key)
+	for _, a := range found {
+		was := *a // answers do not change
+		was.forgotten = true
+		s.r.Set(was.question.key(), &was, was.cost())
 	}
-	return len(keys)
+	s.r.Wait()
+	return len(found)
 }

@@ -305,6 +305,32 @@ func TestDatasetsFileHangs(t *testing.T) {
 	<-done
 }
 
+// TestRefreshFrees frees versions of which only what was forgotten tells that they were there.
+func TestRefreshFrees(t *testing.T) {
+	t.Parallel()
+	needMounts(t)
+	old, now := randomBytes(700<<10, 1), randomBytes(600<<10, 2)
+	o := newOrigin(t, map[string][]byte{"k": old})
+	nodes := startCluster(t, o.URL(), 2, nil)
+	dir := mountpoint(t)
+	mustMount(t, nodes[1], "s3://data/", dir, map[string]string{"consistency": "open"})
+	if err := readAll(dir, map[string][]byte{"k": old}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nodes[0].Refresh(t.Context(), "s3://data/"); err != nil {
+		t.Fatal(err)
+	}
+	put(t, o, "k", now)
+	if err := readAll(dir, map[string][]byte{"k": now}); err != nil {
+		t.Fatal(err)
+	}
+	for i, n := range nodes {
+		until(t, fmt.Sprintf("n%d frees the old version", i), func() bool {
+			return n.held(t, func(e disk.Entry) bool { return e.Object.Size == int64(len(old)) }) == 0
+		})
+	}
+}
+
 // TestDatasetsFile survives what a disk may do to the file.
 func TestDatasetsFile(t *testing.T) {
 	notes := make(memoryNotes)
