@@ -29,10 +29,12 @@ type handle struct {
 	mu     sync.Mutex // guards reads
 	reads  prefetch.Detector
 	marked bool // counted among the streams of the session; under mu
+	direct bool // reads come to the daemon though there is a backing file
 }
 
 // inode counts the opens of one node. The kernel wants all opens of an inode alike:
-// all through the daemon, or all through one backing file.
+// all through the daemon, or all through one backing file. Only direct I/O, which uses no pages of the inode,
+// may be asked for beside a backing file, and overrides it.
 type inode struct {
 	buffered int
 	passing  int
@@ -120,6 +122,9 @@ func (h *handle) reply(out *gofuse.OpenOut) {
 	if h.Backing != 0 {
 		out.OpenFlags |= gofuse.FOPEN_PASSTHROUGH
 		out.BackingID = h.Backing
+		if h.direct {
+			out.OpenFlags |= gofuse.FOPEN_DIRECT_IO
+		}
 		return
 	}
 	out.OpenFlags |= gofuse.FOPEN_KEEP_CACHE
@@ -195,16 +200,18 @@ func (s *Session) enter(h *handle, request opened) error {
 		ino = &inode{}
 	}
 	result := s.pass(ino, h)
-	if h.Backing = 0; result == PassthroughUsed {
+	passing := result == PassthroughUsed || result == PassthroughBroken
+	if h.Backing = 0; passing {
 		h.Backing = ino.backing
 	}
+	h.direct = result == PassthroughBroken
 	if err := s.state.Put(h.Handle); err != nil {
-		if result == PassthroughUsed && ino.passing == 0 {
+		if passing && ino.passing == 0 {
 			s.closeBacking(ino)
 		}
 		return err
 	}
-	if result == PassthroughUsed {
+	if passing {
 		ino.passing++
 	} else {
 		ino.buffered++
@@ -218,16 +225,23 @@ func (s *Session) enter(h *handle, request opened) error {
 // pass decides whether the kernel may read the cache's file itself, and registers it
 // for the first open; openTable.mu is held.
 func (s *Session) pass(ino *inode, h *handle) PassthroughResult {
-	if ino.passing > 0 {
-		return PassthroughUsed // all alike, whatever the cache says by now
-	}
-	if !s.passthrough.Load() {
+	if ino.passing == 0 && !s.passthrough.Load() {
 		return PassthroughOff
 	}
-	file, ok := h.file.Backing()
-	if !ok {
+	switch file, ok := h.file.Backing(); {
+	case ino.passing > 0 && ok:
+		return PassthroughUsed
+	case ino.passing > 0: // its disk fails, say: those who have it open so cannot be helped, this one can
+		return PassthroughBroken
+	case !ok:
 		return PassthroughIncomplete
+	default:
+		return s.register(ino, h, file)
 	}
+}
+
+// register has the kernel read a file of the cache for all opens of an inode; openTable.mu is held.
+func (s *Session) register(ino *inode, h *handle, file *os.File) PassthroughResult {
 	if ino.buffered > 0 {
 		return PassthroughCachedOpen
 	}

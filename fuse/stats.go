@@ -62,10 +62,11 @@ const (
 	PassthroughCachedOpen                          // complete, but the file has buffered opens, which never mix
 	PassthroughRefused                             // the kernel refused to register the cache file
 	PassthroughOff                                 // not negotiated, or turned off
+	PassthroughBroken                              // others have it open so, but the cache's file is not well any more: read past them
 	NumPassthroughResults
 )
 
-var passthroughNames = [NumPassthroughResults]string{"used", "incomplete", "cached_open", "refused", "off"}
+var passthroughNames = [NumPassthroughResults]string{"used", "incomplete", "cached_open", "refused", "off", "broken"}
 
 func (r PassthroughResult) String() string { return passthroughNames[r] }
 
