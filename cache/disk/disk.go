@@ -162,6 +162,8 @@ type Dir struct {
 
 	stats       Stats
 	health      health
+	checkedAt   atomic.Int64 // the last checkup that went well, nanoseconds since 1970
+	noDirect    atomic.Bool  // there can be none
 	quarantined atomic.Int32 // files in quarantine/
 
 	mu     sync.Mutex
@@ -400,6 +402,7 @@ func (d *Dir) Run(ctx context.Context) error {
 			return nil
 		case <-d.kick:
 		case <-tick.C:
+			d.checkupInUse()
 		}
 	}
 }

@@ -40,6 +40,7 @@ type File struct {
 
 	stripes [stripeCount]sync.Mutex // by block: one writer or dropper of a block at a time
 	doomed  atomic.Bool             // unlinked while in use: its space goes free with the last Release
+	given   atomic.Bool             // the kernel may read it by itself
 }
 
 // body is what is open of an object on the disk.
@@ -171,7 +172,11 @@ func (f *File) Backing() (*os.File, bool) {
 		f.doom(b, fmt.Errorf("data has %d bytes, want %d (%v)", st.Size, f.obj.Size, err))
 		return nil, false
 	}
+	if !f.checkup(b) {
+		return nil, false
+	}
 	file := b.data.OS()
+	f.given.Store(file != nil)
 	return file, file != nil
 }
 

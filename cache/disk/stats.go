@@ -67,6 +67,7 @@ type Stats struct {
 	ScrubDamaged   atomic.Int64 // blocks that Scrub dropped
 	ScrubRounds    atomic.Int64 // times that Scrub has been through everything
 	ScrubPauses    atomic.Int64 // seconds that it rested, for the disk was busy or failing
+	Checkups       atomic.Int64 // looks past the page cache at a disk from which the kernel reads
 	Hung           atomic.Int64 // calls that did not come back in time
 	TooManyOpen    atomic.Int64 // objects refused for want of descriptors
 }
