@@ -24,8 +24,8 @@
 // Parts: cache/mem, the arena. Implementations: cache/disk, a
 // [Tier] by way of [TierOf]. cache/meta stands beside it.
 //
-// Lock order: leash.mu, then flight.mu, then object.mu, then fill.mu, then Cache.mu; unread.mu stands alone. No I/O
-// under any of them.
+// Lock order: leash.mu, then flight.mu, then object.mu, then fill.mu, then ahead.mu, then Cache.mu; unread.mu stands
+// alone. No I/O under any of them.
 package cache
 
 import (
@@ -48,7 +48,7 @@ const (
 	DefaultOriginStall   = 30 * time.Second
 	DefaultLinger        = time.Second
 	DefaultMaxFetches    = 256 // calls to upstreams; each holds at most one buffer
-	DefaultMaxPrefetches = 32  // of these and of those queued; 256 MiB of chunks ahead
+	DefaultMaxPrefetches = 128 // of these and of those queued, where that many fill a link
 	DefaultFillChunks    = 4
 
 	// DefaultFastFillChunks hides the way down a chain of some fifty nodes, which takes as
@@ -92,7 +92,7 @@ type Config struct {
 
 	MaxFetches          int // at once, for the node
 	MaxFetchesPerBucket int // at once, so that one slow bucket leaves room; default 3/4 of MaxFetches
-	MaxPrefetches       int // at once, running or queued; more are dropped
+	MaxPrefetches       int // fetches ahead of readers, running or queued
 	FillChunks          int // of an object that [File.Fill] has under way at once
 	FastFillChunks      int // the same where chunks take less than fastChunk
 
@@ -152,6 +152,7 @@ type Cache struct {
 	cfg   Config
 	pages *pages
 	slots *slots
+	ahead ahead
 	stats Stats
 
 	refused atomic.Bool // the tier did not admit the last block of any object
@@ -187,6 +188,7 @@ func New(cfg Config) (*Cache, error) {
 	c := &Cache{cfg: cfg, objects: make(map[chunk.ObjectID]*object)}
 	c.pages = newPages(cfg.Arena, cfg.MemoryBlocks, &c.stats.MemoryBlocks)
 	c.slots = newSlots(cfg.MaxFetches, cfg.MaxFetchesPerBucket, cfg.MaxPrefetches)
+	c.ahead.c, c.ahead.window = c, newWindow(cfg.MaxPrefetches, cfg.Geometry.ChunkBytes)
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
 	return c, nil
 }

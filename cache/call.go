@@ -32,6 +32,7 @@ type call struct {
 	req      chunk.Request // with Source set, Span the whole run
 	detached bool          // prefetch: goes on though nobody waits
 	began    time.Time
+	ran      time.Time // when its turn came; written by its own goroutine alone
 	ticket   *ticket
 	starved  int // attempts that were ended by ErrStarved; written while no leash is held
 	ctx      context.Context
@@ -39,6 +40,7 @@ type call struct {
 
 	// Under flight.mu:
 	left      blockSet  // to be brought by this call, not arrived
+	counted   int64     // of these in ahead.left
 	ahead     blockSet  // those of left that memory is promised for
 	atOrigin  bool      // the one who asks the origin for left
 	dead      bool      // about to end: serves nobody
@@ -75,11 +77,25 @@ func (fl *flight) start(first, ahead, end uint32, like chunk.Request, deadline t
 		return
 	}
 	fl.calls = append(fl.calls, c)
+	c.recount()
 	fl.obj.retain()
 	fl.obj.join(fl.index)
 	cache.stats.Fetches.Add(1)
 	cache.stats.Fetching.Add(1)
+	if detached {
+		cache.ahead.calls.Add(1)
+	}
 	go c.run()
+}
+
+// recount tells how much of what is fetched ahead has not come. Callers hold flight.mu.
+func (c *call) recount() {
+	if !c.detached {
+		return
+	}
+	n := int64(c.left.count())
+	c.fl.obj.c.ahead.left.Add(n - c.counted)
+	c.counted = n
 }
 
 // begin counts a call in, unless the cache is closed.
@@ -154,6 +170,7 @@ func (c *call) run() {
 	defer cache.calls.Done()
 	err := cache.slots.acquire(c.ctx, c.ticket)
 	if err == nil {
+		c.ran = time.Now()
 		c.admitted()
 		err = c.fetch()
 		cache.slots.release(c.ticket)
@@ -182,12 +199,21 @@ func (c *call) finish(err error) {
 		fl.obj.c.stats.Failures.Add(1)
 	}
 	fl.fail(c, err)
-	ahead := c.ahead.count()
+	ahead, lost := c.ahead.count(), uint32(c.left.count())
+	c.left = blockSet{}
+	c.recount()
 	fl.mu.Unlock()
 	fl.obj.c.pages.unpromise(ahead)
 
 	c.cancel(nil)
 	fl.obj.c.stats.Fetching.Add(-1)
+	if a := &fl.obj.c.ahead; c.detached {
+		a.calls.Add(-1)
+		if lost == 0 {
+			a.landed(c.ran, c.req.Span.Count)
+		}
+		a.pump()
+	}
 	fl.obj.leave(fl)
 	fl.obj.release()
 }
@@ -309,6 +335,7 @@ func (c *call) claim() (chunk.Span, bool) {
 			c.left = c.left.minus(&other.left)
 		}
 	}
+	c.recount()
 	c.atOrigin = true
 	first, end, ok := c.left.run(0)
 	return chunk.Span{First: fl.span.First + first, Count: end - first}, ok
@@ -366,6 +393,9 @@ func (c *call) deliver(ctx context.Context, b chunk.Block, span chunk.Span, from
 	c.fl.mu.Lock()
 	borrowed := c.fl.land(c, b, from, stored)
 	c.fl.mu.Unlock()
+	if c.detached {
+		o.c.ahead.pump()
+	}
 	if borrowed != nil {
 		<-borrowed.done // b.Data is lent to us until we return, and to them until they are done
 	}

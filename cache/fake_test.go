@@ -239,6 +239,9 @@ func (r *rig) shut(t *testing.T) {
 	if n := r.Stats().Fetching.Load(); n != 0 {
 		t.Errorf("%d fetches are still counted", n)
 	}
+	if n, left := r.ahead.calls.Load(), r.ahead.left.Load(); n != 0 || left != 0 {
+		t.Errorf("%d fetches ahead with %d blocks are still counted", n, left)
+	}
 	if r.slots.running != 0 || r.slots.prefetches != 0 || len(r.slots.queue) != 0 || len(r.slots.perBucket) != 0 {
 		t.Errorf("slots are left: %d running, %d prefetches, %d queued", r.slots.running, r.slots.prefetches, len(r.slots.queue))
 	}

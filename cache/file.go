@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"sync/atomic"
-	"time"
 
 	"github.com/shardwell/shardwell/internal/chunk"
 )
@@ -58,13 +57,16 @@ func (f *File) read(ctx context.Context, r read) (int, error) {
 	if r.n == 0 {
 		return 0, end
 	}
+	if f.c.ahead.short.Load() {
+		f.c.ahead.pump() // what this reader was given last may have made room
+	}
 	r.f, r.extend = f, f.guess(r.off, r.n)
 	if r.p != nil {
 		r.p = r.p[:r.n]
 	}
 	if g := f.c.cfg.Geometry; r.off/g.ChunkBytes != (r.off+int64(r.n)-1)/g.ChunkBytes {
 		next := (r.off/g.ChunkBytes + 1) * g.ChunkBytes
-		f.Prefetch(next, r.off+int64(r.n)-next) // not one chunk after the other
+		f.now(next, r.off+int64(r.n)-next) // not one chunk after the other
 	}
 	if err := r.all(ctx); err != nil {
 		return 0, err
@@ -88,85 +90,6 @@ func (f *File) guess(off int64, n int) uint32 {
 // maxReorder is how far from the expected offset a read, in bytes, still continues
 // the row: the kernel's readahead requests overtake each other.
 const maxReorder = 1 << 20
-
-// Prefetch says that the bytes [off, off+n) will be read soon. It returns at once.
-// What it starts goes on when the file is closed, yields to readers, and is
-// dropped when there is too much of it or memory is short: ask again later.
-func (f *File) Prefetch(off, n int64) {
-	g := f.c.cfg.Geometry
-	off = max(0, off)
-	end := min(f.obj.Size, off+min(n, maxPrefetchBytes))
-	for off < end {
-		index := uint32(off / g.ChunkBytes)
-		chunkEnd := min(end, (int64(index)+1)*g.ChunkBytes)
-		if !f.prefetchChunk(index, g.SpanOf(f.obj.Size, off, chunkEnd-off)) {
-			return
-		}
-		off = chunkEnd
-	}
-}
-
-// maxPrefetchBytes bounds one call of Prefetch: 128 chunks of the usual size.
-const maxPrefetchBytes = 1 << 30
-
-// prefetchChunk starts background calls for what is missing of a span. It
-// reports whether more of them are welcome.
-func (f *File) prefetchChunk(index uint32, span chunk.Span) bool {
-	var want blockSet
-	first := index * f.c.cfg.Geometry.BlocksPerChunk()
-	for b := span.First; b < span.End(); b++ {
-		if !f.obj.isLocal(b) {
-			want.add(b - first)
-		}
-	}
-	if want.empty() {
-		return true
-	}
-	fl := f.obj.join(index)
-	defer f.obj.leave(fl)
-	fl.mu.Lock()
-	defer fl.mu.Unlock()
-	req := chunk.Request{Background: true}
-	here := fl.present(&want, req)
-	want = want.minus(&here)
-	want = fl.uncovered(&want, req)
-	for first, end, ok := want.run(0); ok; first, end, ok = want.run(end) {
-		if !f.c.slots.reserve() {
-			f.c.stats.PrefetchDropped.Add(1)
-			return false
-		}
-		if !f.c.memoryToSpare() {
-			f.c.slots.unreserve()
-			f.c.stats.PrefetchDropped.Add(1)
-			return false
-		}
-		ahead, cut := end, false
-		if f.obj.streams() {
-			room := uint32(f.c.pages.promise(int(end - first)))
-			ahead, cut, end = first, room < end-first, first+room
-		}
-		if end == first {
-			f.c.slots.unreserve()
-		} else {
-			fl.start(first, ahead, end, req, time.Now().Add(f.c.cfg.ReadBudget), true)
-		}
-		if cut {
-			f.c.stats.PrefetchDropped.Add(1)
-			return false
-		}
-	}
-	return true
-}
-
-// memoryToSpare reports whether the arena has buffers beyond what readers may need.
-func (c *Cache) memoryToSpare() bool {
-	buf := c.cfg.Arena.TryGetBackground()
-	if buf == nil {
-		return false
-	}
-	c.cfg.Arena.Put(buf)
-	return true
-}
 
 // errHere ends a read that only wanted the bytes to be here.
 var errHere = errors.New("the bytes are here")
@@ -208,10 +131,14 @@ func (f *File) CachedBytes() int64 {
 	return f.obj.tier.CachedBytes()
 }
 
-// Close gives the file back. A second Close does nothing.
+// Close gives the file back. What is fetched ahead for it, and nobody waits for, ends with the
+// object's last file. A second Close does nothing.
 func (f *File) Close() {
 	if !f.closed.Swap(true) {
-		f.obj.files.Add(-1)
+		f.c.ahead.forget(f)
+		if f.obj.files.Add(-1) == 0 {
+			f.obj.abandon()
+		}
 		f.obj.traffic.open.Add(-1)
 		f.obj.release()
 	}

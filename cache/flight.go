@@ -197,6 +197,7 @@ func (fl *flight) land(by *call, b chunk.Block, from Source, stored bool) *page 
 			continue
 		}
 		c.left.remove(i)
+		c.recount()
 		if c.ahead.has(i) {
 			c.ahead.remove(i)
 			promises++

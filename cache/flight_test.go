@@ -273,66 +273,6 @@ func TestSlowBucketLeavesRoomForOthers(t *testing.T) {
 	})
 }
 
-func TestPrefetch(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, 8, func(c *Config) { c.MaxPrefetches, c.MaxFetches, c.MaxFetchesPerBucket = 3, 2, 2 })
-		defer r.shut(t)
-		obj, data := r.put("k", 8*512<<10)
-		f := r.open(t, obj)
-		gate := r.origin.Hold(objstore.OpGet)
-		f.Prefetch(0, obj.Size)
-		synctest.Wait()
-		if got := r.Stats().Fetching.Load(); got != 3 {
-			t.Errorf("prefetches: got %d, want 3", got)
-		}
-		if r.Stats().PrefetchDropped.Load() != 1 {
-			t.Error("what was too much was not counted as dropped")
-		}
-		// The third is queued behind the two that run. A reader of its blocks and
-		// one of others come before it goes on in the background.
-		var order []string
-		var mu sync.Mutex
-		var wg sync.WaitGroup
-		for _, i := range []int{7, 2} {
-			wg.Go(func() {
-				wantRead(t, f, data, i*512<<10, 512<<10)
-				mu.Lock()
-				order = append(order, fmt.Sprint(i))
-				mu.Unlock()
-			})
-			synctest.Wait()
-		}
-		gate.Open()
-		wg.Wait()
-		f.Close()
-		synctest.Wait()
-		f = r.open(t, obj)
-		defer f.Close()
-		if got := f.CachedBytes(); got != 4*512<<10 {
-			t.Errorf("cached %d bytes, want the three chunks of the prefetch and the one read", got)
-		}
-		if got := r.origin.Bytes(); got != 4*512<<10 {
-			t.Errorf("origin bytes: got %d", got)
-		}
-		f.Prefetch(-5, 10)
-		f.Prefetch(obj.Size+10, 10)
-
-		// Memory is short: dropped.
-		var held [][]byte
-		for b := r.arena.TryGetBackground(); b != nil; b = r.arena.TryGetBackground() {
-			held = append(held, b)
-		}
-		f.Prefetch(4*512<<10, 512<<10)
-		synctest.Wait()
-		if r.Stats().PrefetchDropped.Load() != 2 || r.Stats().Fetching.Load() != 0 {
-			t.Error("prefetched though memory is short")
-		}
-		for _, b := range held {
-			r.arena.Put(b)
-		}
-	})
-}
-
 func TestReadOverManyChunksAsksForThemAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var data []byte

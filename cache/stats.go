@@ -60,7 +60,7 @@ type Stats struct {
 	Starved         atomic.Int64 // attempts cut because others got on and they did not
 	Failures        atomic.Int64 // fetches given up with an error
 	Abandoned       atomic.Int64 // fetches cancelled because nobody waited any more
-	PrefetchDropped atomic.Int64 // runs not prefetched: too much of it, or memory is short
+	PrefetchDropped atomic.Int64 // times that a fetch ahead was put off, or cut short: too many of them, or memory is short
 
 	Fetching     atomic.Int64 // fetches that run or queue now
 	OpenObjects  atomic.Int64 // objects in use now

@@ -87,10 +87,9 @@ const (
 	DefaultTTL            = 60 * time.Second
 	DefaultNameBudget     = 60 * time.Second
 	DefaultReadAheadBytes = 1 << 20 // of the kernel, per open file
-	// DefaultPrefetchBytes is how far this node is ahead, per open file. Chunks that share a
-	// link come at about the same time, and the next are asked for when the reader
-	// has the first: with the 64 MiB that fill 500 Mbit/s, the link stood still then.
-	DefaultPrefetchBytes = 128 << 20
+	// DefaultPrefetchBytes is how far the readers of a mount are ahead of themselves, all together:
+	// all of a shard, or of some. How much is under way at once is left to [Data].
+	DefaultPrefetchBytes = 2 << 30
 	MaxReplyBytes        = 1 << 20 // payload of one READ reply: 256 pages, the kernel's limit
 	MaxInFlightRequests  = 4096    // per session; behind them the kernel queues
 	// MaxBackgroundRequests is how much readahead the kernel has in flight. When it is
@@ -130,7 +129,7 @@ type Config struct {
 	AllowOther        bool        // others than the mounting user may look, as far as modes allow
 
 	ReadAheadBytes int64 // of the kernel per open file; 0 means DefaultReadAheadBytes
-	PrefetchBytes  int64 // ahead of a sequential reader; 0 means DefaultPrefetchBytes, negative none
+	PrefetchBytes  int64 // ahead of all sequential readers; 0 means DefaultPrefetchBytes, negative none
 	NoPassthrough  bool  // every read is checked by the daemon ("verifyReads: always")
 
 	Buffers *Buffers     // reply buffers, one pool for all sessions of a node

@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	gofuse "github.com/hanwen/go-fuse/v2/fuse"
+	"github.com/shardwell/shardwell/fuse/prefetch"
 	"github.com/shardwell/shardwell/fuse/tree"
 	"golang.org/x/sys/unix"
 )
@@ -85,7 +86,7 @@ func (s *Session) restore(rec Handle) {
 		err = syscall.ESTALE
 	} else {
 		obj := s.object(n)
-		h.size, h.key = obj.Size, obj.Key
+		h.size, h.key, h.reads = obj.Size, obj.Key, prefetch.New(obj.Key, obj.Size)
 		h.file, err = s.cfg.Data.Open(obj)
 	}
 	if err != nil {

@@ -105,7 +105,7 @@ func (f *rawFS) Open(_ <-chan struct{}, in *gofuse.OpenIn, out *gofuse.OpenOut) 
 	if err != nil {
 		return s.fail(err, "open", obj.Key)
 	}
-	h := &handle{Handle: Handle{FH: s.state.NextHandle(), NodeID: n.id, Unique: request.unique}, file: file, size: obj.Size, key: obj.Key}
+	h := &handle{Handle: Handle{FH: s.state.NextHandle(), NodeID: n.id, Unique: request.unique}, file: file, size: obj.Size, key: obj.Key, reads: prefetch.New(obj.Key, obj.Size)}
 	if err := s.enter(h, request); err != nil {
 		file.Close()
 		return s.fail(err, "open", obj.Key)

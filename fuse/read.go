@@ -10,12 +10,8 @@ import (
 	"github.com/shardwell/shardwell/fuse/prefetch"
 )
 
-// streamBytes is what all sequential readers of a session together have asked for
-// ahead of them, in bytes. Many readers get less each, down to minAheadBytes.
-const (
-	streamBytes   = 512 << 20
-	minAheadBytes = 16 << 20
-)
+// minAheadBytes is how far each sequential reader may be ahead, however many there are.
+const minAheadBytes = 16 << 20
 
 // serveRead answers READ. It never answers short: the kernel would take that for the
 // end of the file, for everybody.
@@ -51,6 +47,7 @@ func (s *Session) serveRead(r *request) syscall.Errno {
 		return errno
 	}
 	b := buf.bytes()[:replyHeaderBytes+n]
+	s.learnKind(h, off, b[replyHeaderBytes:])
 	putHeader(b, len(b), 0, in.Unique)
 	s.reply(b)
 	s.stats.ReadBytes.Add(int64(n))
@@ -90,31 +87,51 @@ func (s *Session) readInto(ctx context.Context, h *handle, off int64, n int) (bu
 	return buf, err
 }
 
-// prefetch has the bytes behind a sequential read fetched.
+// prefetch has the bytes that a read lets expect fetched.
 func (s *Session) prefetch(h *handle, off, n int64) {
 	if s.cfg.PrefetchBytes < 0 {
 		return
 	}
-	h.mu.Lock()
 	limit := s.aheadBytes()
-	want := h.reads.Read(off, n, h.size, limit)
+	h.mu.Lock()
+	want := h.reads.Read(off, n, limit)
 	h.mu.Unlock()
-	if want == (prefetch.Range{}) {
+	s.fetchAhead(h, off, want)
+}
+
+// learnKind looks at bytes that were read at either end of a file: they tell what it is, and
+// what of it is read first.
+func (s *Session) learnKind(h *handle, off int64, data []byte) {
+	if s.cfg.PrefetchBytes < 0 || off != 0 && off+int64(len(data)) < h.size {
 		return
 	}
-	s.setStream(h, true)
-	if filler, ok := h.file.(Filler); ok && want.Whole && filler.Fill(off) {
+	limit := s.aheadBytes()
+	h.mu.Lock()
+	want := h.reads.Saw(off, data, limit)
+	h.mu.Unlock()
+	s.fetchAhead(h, off, want)
+}
+
+// fetchAhead has a range fetched for a reader who is at off.
+func (s *Session) fetchAhead(h *handle, off int64, want prefetch.Range) {
+	if want.N == 0 {
 		return
+	}
+	if want.Whole {
+		s.setStream(h, true)
+		if filler, ok := h.file.(Filler); ok && filler.Fill(off) {
+			return
+		}
 	}
 	h.file.Prefetch(want.Off, want.N)
 }
 
-// aheadBytes is how far one reader may be ahead now.
+// aheadBytes is how far one reader may be ahead now: his part of what all are.
 func (s *Session) aheadBytes() int64 {
 	s.opens.mu.Lock()
 	streams := max(1, s.opens.streams)
 	s.opens.mu.Unlock()
-	return min(s.cfg.PrefetchBytes, max(minAheadBytes, streamBytes/int64(streams)))
+	return min(s.cfg.PrefetchBytes, max(minAheadBytes, s.cfg.PrefetchBytes/int64(streams)))
 }
 
 // setStream counts a handle among the sequential readers, or no more.

@@ -12,10 +12,10 @@ const (
 )
 
 // total returns the bytes asked for, each counted once.
-func total(d *Detector, size, limit int64, reads [][2]int64) (asked int64) {
+func total(d *Detector, limit int64, reads [][2]int64) (asked int64) {
 	var have []Range
 	for _, r := range reads {
-		got := d.Read(r[0], r[1], size, limit)
+		got := d.Read(r[0], r[1], limit)
 		if got.N == 0 {
 			continue
 		}
@@ -73,33 +73,38 @@ func TestPatterns(t *testing.T) {
 	}
 	for name, c := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := total(new(Detector), size, limit, c.reads); got < c.min || got > c.max {
+			d := New("x", size)
+			if got := total(&d, limit, c.reads); got < c.min || got > c.max {
 				t.Errorf("asked for %.1f MiB, want %.1f to %.1f", float64(got)/float64(mib), float64(c.min)/float64(mib), float64(c.max)/float64(mib))
 			}
 		})
 	}
 }
 
-// A random reader that begins to read in sequence is recognised by its second read.
+// A random reader that begins to read in sequence is recognised when it has read a MiB in a row.
 func TestSwitch(t *testing.T) {
-	var d Detector
+	d := New("x", 1<<41)
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 100 {
-		d.Read(r.Int64N(1<<40), 4*kib, 1<<41, 64*mib)
+		d.Read(r.Int64N(1<<40), 4*kib, 64*mib)
 	}
-	d.Read(7<<30, 128*kib, 1<<41, 64*mib)
-	if got := d.Read(7<<30+128*kib, 128*kib, 1<<41, 64*mib); got.Off != 7<<30+256*kib || got.N != mib {
-		t.Errorf("asked for %+v", got)
+	for off := int64(0); off < 8*mib; off += 128 * kib {
+		got := d.Read(7<<30+off, 128*kib, 64*mib)
+		if asked := got.N > 0; asked && off < mib-128*kib {
+			t.Errorf("after %d KiB in a row asked for %+v", off/kib, got)
+		} else if read := off + 128*kib; read == mib && (got.Off != 7<<30+read || got.N < 2*mib) {
+			t.Errorf("after a MiB in a row asked for %+v", got)
+		}
 	}
 }
 
 // Beyond the first chunks what is asked for anew is whole chunks.
 func TestWholeChunks(t *testing.T) {
 	const size, limit, chunk = 1000*mib + 5, 64 * mib, 8 * mib
-	var d Detector
+	d := New("x", size)
 	end, asks := int64(0), 0
 	for off := int64(0); off < size; off += mib {
-		got := d.Read(off, mib, size, limit)
+		got := d.Read(off, mib, limit)
 		if got.N == 0 || got.Off+got.N == end {
 			continue
 		}
@@ -121,10 +126,10 @@ func TestWholeChunks(t *testing.T) {
 // While a window grows, the reader has more than it has read asked for ahead of it, so that it
 // never waits for the next doubling.
 func TestGrows(t *testing.T) {
-	var d Detector
+	d := New("x", 1<<40)
 	ahead := int64(0)
 	for read := mib; read <= 64*mib; read += mib {
-		if got := d.Read(read-mib, mib, 1<<40, 64*mib); got.N > 0 {
+		if got := d.Read(read-mib, mib, 64*mib); got.N > 0 {
 			ahead = got.Off + got.N
 		}
 		if lead := ahead - read; read > mib && lead < min(read, 56*mib) {
@@ -145,7 +150,7 @@ func TestFillsLink(t *testing.T) {
 		read      = int64(1) << 20
 	)
 	var (
-		d       Detector
+		d       = New("x", size)
 		ready   = make(map[int64]time.Duration) // chunk → when its request reaches the link
 		done    = make(map[int64]int64)         // chunk → bytes here
 		order   []int64
@@ -175,7 +180,7 @@ func TestFillsLink(t *testing.T) {
 				break
 			}
 			off += read
-			if r := d.Read(off-read, read, size, 64<<20); r.N > 0 {
+			if r := d.Read(off-read, read, 64<<20); r.N > 0 {
 				ask(r.Off, r.N)
 			}
 		}
@@ -187,20 +192,25 @@ func TestFillsLink(t *testing.T) {
 }
 
 func FuzzDetector(f *testing.F) {
-	f.Add(uint64(1), int64(1<<30), int64(64<<20))
-	f.Fuzz(func(t *testing.T, seed uint64, size, limit int64) {
-		var d Detector
+	f.Add(uint64(1), int64(1<<30), int64(64<<20), "x.tar", []byte("PAR1"))
+	f.Add(uint64(2), int64(1<<20), int64(1), "x.parquet", []byte("\x08\x00\x00\x00PAR1"))
+	f.Fuzz(func(t *testing.T, seed uint64, size, limit int64, name string, data []byte) {
 		r := rand.New(rand.NewPCG(seed, seed))
-		size = max(1, size)
-		for range 200 {
-			off, n := r.Int64N(size), 1+r.Int64N(1<<20)
-			got := d.Read(off, n, size, limit)
-			if got.N == 0 {
-				continue
-			}
-			if got.N < 0 || got.N > limit || got.Off < 0 || got.Off+got.N > size {
+		size = min(max(1, size), 1<<46)
+		d := New(name, size)
+		check := func(got Range) {
+			if got.N != 0 && (got.N < 0 || got.N > limit || got.Off < 0 || got.Off+got.N > size) {
 				t.Fatalf("seed %d: asked for %+v of %d bytes, limit %d", seed, got, size, limit)
 			}
+		}
+		for range 200 {
+			off, n := r.Int64N(size), 1+r.Int64N(1<<20)
+			if r.IntN(4) == 0 {
+				off = 0
+			}
+			check(d.Read(off, n, limit))
+			check(d.Saw(off, data, limit))
+			check(d.Saw(max(0, size-int64(len(data))), data, limit))
 		}
 	})
 }

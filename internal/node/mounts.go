@@ -417,13 +417,6 @@ func removeDead(dir string) bool {
 	return ok && e.Ours() && !fuse.Served(e.Dir) && fuse.UnmountDir(e.Dir, true) == nil
 }
 
-// prefetchBytes bounds what one reader has ahead, so that a few of them leave
-// room in the arena.
-func (n *Node) prefetchBytes() int64 {
-	arena := int64(n.arena.Buffers()) * n.geometry.BlockBytes
-	return max(n.geometry.ChunkBytes, min(fuse.DefaultPrefetchBytes, arena/2))
-}
-
 func consistency(c config.Consistency) fuse.Consistency {
 	switch c.Mode {
 	case config.ConsistencyOpen:
