@@ -34,6 +34,7 @@ func parsePublish(req *csi.NodePublishVolumeRequest, target string, policy Polic
 		return w, err
 	}
 	w = wish{volumeID: req.GetVolumeId(), target: target, fingerprint: fingerprint(req, own, options)}
+	w.alone = req.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
 	if w.uri, err = uriOf(own); err != nil {
 		return w, err
 	}

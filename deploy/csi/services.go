@@ -54,6 +54,7 @@ func (s *nodeService) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilit
 	var out csi.NodeGetCapabilitiesResponse
 	for _, t := range []csi.NodeServiceCapability_RPC_Type{
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 		csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP,
 	} {
@@ -123,6 +124,37 @@ func (s *nodeService) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVo
 			{Unit: csi.VolumeUsage_INODES, Total: u.Objects, Used: u.Objects},
 		},
 	}, nil
+}
+
+// NodeGetVolumeHealth says whether a volume can be read: whether its mount and the daemon are there.
+func (s *nodeService) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
+	if err := checkVolumeID(req.GetVolumeId()); err != nil {
+		return nil, toStatus(err)
+	}
+	v := s.driver.volumes
+	shared := v.findID(req.GetVolumeId())
+	if path := req.GetVolumePublishPath(); path != "" {
+		shared = nil
+		if target, err := s.driver.target(path); err == nil {
+			shared = v.find(keyOf(req.GetVolumeId(), target))
+		}
+	}
+	if shared == nil {
+		return nil, status.Errorf(codes.NotFound, "volume %s is not published here", req.GetVolumeId())
+	}
+	health := &csi.VolumeHealth{VolumeId: req.GetVolumeId()}
+	add := func(reason, message string) {
+		health.HealthStatuses = append(health.HealthStatuses, &csi.VolumeHealth_VolumeHealthEntry{
+			Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: reason, Message: message,
+		})
+	}
+	if !v.served(shared) {
+		add("MountEnded", "the mount of "+shared.URI+" has ended with the daemon that served it; it is made again when that is back")
+	}
+	if _, err := v.daemon.Version(ctx); err != nil {
+		add("DaemonUnreachable", status.Convert(transient(err)).Message())
+	}
+	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: health}, nil
 }
 
 // target checks a target path and returns it as the mount table has it.

@@ -34,6 +34,7 @@ type wish struct {
 	uri         string
 	options     map[string]string // as config.Config.WithAttributes takes them
 	fingerprint string            // of all that may not change while the volume is published
+	alone       bool              // it may be published at one place only (ReadWriteOncePod)
 	access      access
 }
 
@@ -117,6 +118,11 @@ func (v *volumes) join(w wish) (s *shared, existing bool, err error) {
 			return s, true, nil
 		}
 		count += len(s.Volumes)
+		for _, p := range s.Volumes {
+			if w.alone && p.VolumeID == w.volumeID {
+				return nil, false, refused(codes.FailedPrecondition, "volume %s is for one Pod only, and is published at %s already", w.volumeID, p.Target)
+			}
+		}
 		if s.fits(w) {
 			match = s
 		}
@@ -266,6 +272,20 @@ func (v *volumes) find(key string) *shared {
 	for _, s := range v.shared {
 		if _, ok := s.Volumes[key]; ok {
 			return s
+		}
+	}
+	return nil
+}
+
+// findID returns the mount of a volume wherever that is published.
+func (v *volumes) findID(volumeID string) *shared {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, s := range v.shared {
+		for _, p := range s.Volumes {
+			if p.VolumeID == volumeID {
+				return s
+			}
 		}
 	}
 	return nil
