@@ -207,7 +207,7 @@ func (f *File) fetchAhead(off, end int64) bool {
 	for b := span.First; b < uint32(f.passed(off, end)/g.BlockBytes); b++ {
 		want.remove(b - first)
 	}
-	req := chunk.Request{Background: true}
+	req := chunk.Request{Background: true, Access: f.access()}
 	here := fl.present(&want, req)
 	want = want.minus(&here)
 	want = fl.uncovered(&want, req)

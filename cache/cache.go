@@ -16,10 +16,13 @@
 // block is fetched once however many ask, here or from peers; what an upstream
 // delivered before it failed is kept and only the rest asked again; a failure
 // of the disk costs a hit, never a read; one buffer of the arena is enough for
-// progress. Errors keep their class (objstore.ErrChanged and its siblings).
+// progress. Errors keep their class (objstore.ErrChanged and its siblings). Those who wait
+// for a block may have different rights at the origin: when it refuses one of them, he alone
+// gets the error, and the fetch goes on with the right of the next.
 //
 // It leaves to others: who owns a chunk and which peer to ask (package peer),
-// what to prefetch (fuse/prefetch), what to evict (cache/disk), names (cache/meta).
+// what to prefetch (fuse/prefetch), what to evict (cache/disk), names (cache/meta), and who may
+// open what: what is here is served to whoever opened it.
 //
 // Parts: cache/mem, the arena. Implementations: cache/disk, a
 // [Tier] by way of [TierOf]. cache/meta stands beside it.
@@ -214,9 +217,14 @@ func (c *Cache) Close() {
 // Stats returns the counters, which go on counting.
 func (c *Cache) Stats() *Stats { return &c.stats }
 
-// Open opens an object for readers. It does no I/O beyond the look-up in the disk
-// tier; a tier that fails is done without.
-func (c *Cache) Open(obj chunk.Object) (*File, error) {
+// Open opens an object for readers, who fetch what is missing in this node's own name.
+func (c *Cache) Open(obj chunk.Object) (*File, error) { return c.OpenAs(obj, nil) }
+
+// OpenAs opens an object for readers. It does no I/O beyond the look-up in the disk
+// tier; a tier that fails is done without. What is missing is fetched on behalf of who, asked
+// each time, nil being the node itself. What is here is served to all alike: the caller
+// has seen to it that this one may read the object.
+func (c *Cache) OpenAs(obj chunk.Object, who func() chunk.Identity) (*File, error) {
 	if obj.Size < 0 || obj.Size > chunk.MaxObjectBytes {
 		return nil, fmt.Errorf("open %s: size %d is out of range", obj.URI(), obj.Size)
 	}
@@ -226,7 +234,7 @@ func (c *Cache) Open(obj chunk.Object) (*File, error) {
 	}
 	o.files.Add(1)
 	o.traffic.open.Add(1)
-	return &File{c: c, obj: o}, nil
+	return &File{c: c, obj: o, who: who}, nil
 }
 
 // Suspect implements [chunk.Lender].

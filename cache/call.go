@@ -47,6 +47,7 @@ type call struct {
 	pulled    bool      // started for a peer by a node that will want the blocks itself
 	deadline  time.Time // of who waits longest; each block is a new beginning
 	last      error     // of the last attempt that failed
+	refusals  []refusal // by the origin, so far; of the call's own goroutine
 	lingering *time.Timer
 }
 
@@ -261,6 +262,8 @@ func (c *call) fetch() error {
 			continue
 		case c.ctx.Err() != nil:
 			return context.Cause(c.ctx)
+		case refuses(err) && c.askForNext(err):
+			continue
 		case objstore.Final(err):
 			return c.failed(err, attempts)
 		}

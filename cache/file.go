@@ -16,6 +16,7 @@ import (
 type File struct {
 	c      *Cache
 	obj    *object
+	who    func() chunk.Identity // on whose behalf it fetches; nil: the node's own
 	closed atomic.Bool
 
 	// Where the last read ended, and how many bytes were read in a row up to
@@ -25,6 +26,14 @@ type File struct {
 
 // Object returns the version that the file reads.
 func (f *File) Object() chunk.Object { return f.obj.Object }
+
+// access returns on whose behalf the file fetches.
+func (f *File) access() chunk.Access {
+	if f.who == nil {
+		return chunk.Access{}
+	}
+	return chunk.Access{Identity: f.who()}
+}
 
 // ReadAt fills p with the bytes from off on, or returns an error; it reads less
 // than len(p) only at the end of the object, with [io.EOF]. When ctx ends, the

@@ -16,6 +16,7 @@ import (
 // and the origin is read in a narrow window that moves on.
 type fill struct {
 	o *object
+	f *File // who asked for it first: chunks are fetched on its behalf
 
 	mu      sync.Mutex
 	next    uint32 // chunk to look at next
@@ -55,7 +56,7 @@ func (f *File) Fill(off int64) bool {
 		if o.filled {
 			return false
 		}
-		o.fill = &fill{o: o, most: min(firstWorkers, c.cfg.FillChunks), next: at, seen: make([]bool, chunks), left: int(chunks)}
+		o.fill = &fill{o: o, f: f, most: min(firstWorkers, c.cfg.FillChunks), next: at, seen: make([]bool, chunks), left: int(chunks)}
 		c.stats.Fills.Add(1)
 	}
 	return o.fill.run(at)
@@ -112,7 +113,7 @@ func (f *fill) work() {
 			return
 		}
 		begin := time.Now()
-		err := o.fillChunk(o.c.ctx, index)
+		err := o.fillChunk(o.c.ctx, index, f.f.access())
 		switch {
 		case err == nil:
 			f.came(time.Since(begin))
@@ -175,11 +176,14 @@ func (f *fill) putBack(index uint32) {
 	}
 }
 
-// filling reports whether a fill of the object is under way.
-func (o *object) filling() bool {
+// filling returns on whose behalf the object is filled, or false when it is not.
+func (o *object) filling() (chunk.Access, bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.fill != nil
+	if o.fill == nil {
+		return chunk.Access{}, false
+	}
+	return o.fill.f.access(), true
 }
 
 // missing returns the blocks of a chunk that are not here.
@@ -194,14 +198,14 @@ func (o *object) missing(index uint32) (set blockSet) {
 }
 
 // fillChunk waits until all blocks of a chunk have come, fetched if need be.
-func (o *object) fillChunk(ctx context.Context, index uint32) error {
+func (o *object) fillChunk(ctx context.Context, index uint32, as chunk.Access) error {
 	missing := o.missing(index)
 	if missing.empty() {
 		return nil
 	}
 	fl := o.join(index)
 	defer o.leave(fl)
-	w := o.c.newWaiter(chunk.Request{Background: true, Fill: true})
+	w := o.c.newWaiter(chunk.Request{Background: true, Fill: true, Access: as})
 	defer o.c.freeWaiter(w)
 	w.fills, w.missing = true, missing
 

@@ -154,7 +154,11 @@ func (l *lending) loop(ctx context.Context, fl *flight, w *waiter) error {
 // pull starts to fetch what a fill of this node has not come to yet: the asker was
 // sent here because it will. Callers hold fl.mu.
 func (l *lending) pull(fl *flight, gone blockSet) bool {
-	if l.pulled || l.req.Settled || !l.req.Fill || l.o.streams() || !l.o.filling() {
+	if l.pulled || l.req.Settled || !l.req.Fill || l.o.streams() {
+		return false
+	}
+	as, filling := l.o.filling()
+	if !filling {
 		return false
 	}
 	l.pulled = true
@@ -162,7 +166,7 @@ func (l *lending) pull(fl *flight, gone blockSet) bool {
 	// gives to the next, says nothing about it.
 	until := time.Now().Add(l.c.cfg.ReadBudget)
 	for first, end, ok := gone.run(0); ok; first, end, ok = gone.run(end) {
-		fl.start(first, end, end, chunk.Request{Background: true, Fill: true}, until, false)
+		fl.start(first, end, end, chunk.Request{Background: true, Fill: true, Access: as}, until, false)
 	}
 	for _, c := range fl.calls {
 		c.pulled = c.pulled || c.left.meets(&gone)

@@ -29,7 +29,7 @@ const peekBytes = 1 << 10
 // waits for the answer's head or for a block to begin.
 func (f *OriginFetcher) Fetch(ctx context.Context, req chunk.Request, deliver chunk.Deliver) error {
 	o := req.Object
-	store, err := f.Origins.Open(ctx, objstore.Bucket{Origin: o.Origin, Name: o.Bucket})
+	store, err := objstore.OpenAs(ctx, f.Origins, objstore.Bucket{Origin: o.Origin, Name: o.Bucket}, req.Access)
 	if err != nil {
 		return err
 	}

@@ -59,6 +59,7 @@ type Stats struct {
 	Stalls          atomic.Int64 // attempts cut because nothing came
 	Starved         atomic.Int64 // attempts cut because others got on and they did not
 	Failures        atomic.Int64 // fetches given up with an error
+	Refusals        atomic.Int64 // fetches that went on for somebody else after the origin had refused one
 	Abandoned       atomic.Int64 // fetches cancelled because nobody waited any more
 	PrefetchDropped atomic.Int64 // times that a fetch ahead was put off, or cut short: too many of them, or memory is short
 

@@ -46,8 +46,11 @@ func (s *Session) maxPageAge() time.Duration {
 
 // openAge is how old the version may be that an open finds; 0 asks anew.
 func (s *Session) openAge() time.Duration {
-	if s.cfg.Consistency.Mode == ModeOpen {
+	switch p := s.cfg.ProveWithin; {
+	case s.cfg.Consistency.Mode == ModeOpen:
 		return 0
+	case p > 0:
+		return min(p, s.maxAge())
 	}
 	return s.maxAge()
 }

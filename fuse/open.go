@@ -138,6 +138,9 @@ func (s *Session) checkOpen(ctx context.Context, n node) error {
 	if n.owner.Current(n.index) != n.index {
 		return s.staleOpen()
 	}
+	if s.cfg.ProveWithin > 0 { // a listing proves nothing, nor does what was true once
+		return s.recheckOpen(ctx, n)
+	}
 	verified := n.owner.Verified(n.index)
 	if age := s.openAge(); age > 0 && !n.view.NoETag && left(verified, age, time.Now()) >= 0 {
 		return nil

@@ -2,7 +2,10 @@ package objstore
 
 import (
 	"context"
+	"fmt"
 	"time"
+
+	"github.com/shardwell/shardwell/internal/chunk"
 )
 
 // Bucket names a bucket of an origin, or the root of a directory origin (then
@@ -18,6 +21,9 @@ type Query struct {
 	// MaxAge bounds the age of the answer: how long ago the origin may have
 	// been asked. 0 wants an answer that was asked for after this call began.
 	MaxAge time.Duration
+	// Access is on whose behalf the origin is asked. Those who have one identity share
+	// answers; others never see them.
+	Access chunk.Access
 	// Hops counts the nodes that passed the query on; see chunk.Request.
 	Hops int
 }
@@ -30,6 +36,28 @@ type Names interface {
 	Head(ctx context.Context, q Query, key string) (Info, time.Duration, error)
 	// List returns a page of names and tells its age.
 	List(ctx context.Context, q Query, req ListRequest) (Page, time.Duration, error)
+}
+
+// OpenAs opens a bucket on behalf of somebody: with [Origins.Open] for the node itself, with
+// [Delegate.OpenAs] for others. Origins without that ability refuse others with
+// [ErrPermission].
+func OpenAs(ctx context.Context, o Origins, b Bucket, a chunk.Access) (Store, error) {
+	if a.Identity == "" {
+		return o.Open(ctx, b)
+	}
+	if d, ok := o.(Delegate); ok {
+		return d.OpenAs(ctx, b, a)
+	}
+	return nil, fmt.Errorf("open bucket %s: only on behalf of the node itself: %w", b.Name, ErrPermission)
+}
+
+// Delegate is a further ability of [Origins]: to ask on behalf of others than the node.
+type Delegate interface {
+	// OpenAs opens a bucket with the credentials of a.Identity where this node has them,
+	// and else with a.Grant, which is good for the one question that it was made for. Errors
+	// that say that the grant is no good, and nothing of what its giver may do, are of class
+	// [ErrCredentials].
+	OpenAs(ctx context.Context, b Bucket, a chunk.Access) (Store, error)
 }
 
 // Origins opens the buckets that a node is configured to read. It returns an

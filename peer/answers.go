@@ -38,11 +38,15 @@ func (a *answers) Hello(_ context.Context, r *peerpb.HelloRequest) (*peerpb.Hell
 }
 
 // query checks what all questions about names have in common.
-func query(b *peerpb.Bucket, maxAge int64, hops uint32) (objstore.Query, error) {
+func query(b *peerpb.Bucket, maxAge int64, hops uint32, who, grant string) (objstore.Query, error) {
+	as := chunk.Access{Identity: chunk.Identity(who), Grant: chunk.NewGrant(grant)}
+	if !as.Identity.Valid() || len(grant) > chunk.MaxGrantBytes || grant != "" && who == "" {
+		return objstore.Query{}, status.Error(codes.InvalidArgument, "malformed identity")
+	}
 	if hops < 1 || hops > chunk.MaxHops || maxAge < 0 || len(b.GetOrigin()) > chunk.MaxOriginBytes || len(b.GetName()) > chunk.MaxBucketBytes {
 		return objstore.Query{}, status.Error(codes.InvalidArgument, "malformed question")
 	}
-	return objstore.Query{Bucket: bucketIn(b), MaxAge: time.Duration(maxAge), Hops: int(hops)}, nil
+	return objstore.Query{Bucket: bucketIn(b), Access: as, MaxAge: time.Duration(maxAge), Hops: int(hops)}, nil
 }
 
 // failure makes the origin's error data. The asker's own end is an error of the call.
@@ -76,13 +80,13 @@ func inTime(ctx context.Context) (context.Context, context.CancelFunc) {
 
 func (a *answers) Head(ctx context.Context, r *peerpb.HeadRequest) (*peerpb.HeadReply, error) {
 	a.cfg.Stats.CallsServed.Add(1)
-	q, err := query(r.Bucket, r.MaxAgeNanos, r.Hops)
+	q, err := query(r.Bucket, r.MaxAgeNanos, r.Hops, r.Identity, r.Grant)
 	if err != nil || len(r.Key) > chunk.MaxKeyBytes {
 		return nil, status.Error(codes.InvalidArgument, "malformed question")
 	}
 	soon, cancel := inTime(ctx)
 	defer cancel()
-	info, age, err := a.cfg.Names.Head(transfer.WithGrant(soon, r.Grant), q, string(r.Key))
+	info, age, err := a.cfg.Names.Head(soon, q, string(r.Key))
 	f, err := failure(ctx, err)
 	if err != nil {
 		return nil, err
@@ -95,13 +99,13 @@ func (a *answers) Head(ctx context.Context, r *peerpb.HeadRequest) (*peerpb.Head
 
 func (a *answers) ListPage(ctx context.Context, r *peerpb.ListPageRequest) (*peerpb.ListPageReply, error) {
 	a.cfg.Stats.CallsServed.Add(1)
-	q, err := query(r.Bucket, r.MaxAgeNanos, r.Hops)
+	q, err := query(r.Bucket, r.MaxAgeNanos, r.Hops, r.Identity, r.Grant)
 	if err != nil || len(r.Prefix) > chunk.MaxKeyBytes || r.Limit > 1<<20 {
 		return nil, status.Error(codes.InvalidArgument, "malformed question")
 	}
 	soon, cancel := inTime(ctx)
 	defer cancel()
-	page, age, err := a.cfg.Names.List(transfer.WithGrant(soon, r.Grant), q, objstore.ListRequest{
+	page, age, err := a.cfg.Names.List(soon, q, objstore.ListRequest{
 		Prefix: string(r.Prefix), Delimiter: r.Delimiter, Token: string(r.Token), Limit: int(r.Limit)})
 	f, err := failure(ctx, err)
 	if err != nil {

@@ -24,7 +24,7 @@ func (p *Peers) Fetch(ctx context.Context, req chunk.Request, deliver chunk.Deli
 	if req.HeldOnly {
 		return chunk.ErrNotHeld // such a question is for one node only
 	}
-	w := &walk{p: p, req: req, left: newLeft(req.Span), grant: transfer.GrantOf(ctx), since: time.Now()}
+	w := &walk{p: p, req: req, left: newLeft(req.Span), since: time.Now()}
 	w.deliver = func(b chunk.Block) error {
 		if err := deliver(b); err != nil {
 			return err
@@ -66,7 +66,6 @@ type walk struct {
 	req     chunk.Request
 	deliver chunk.Deliver
 	left    *left
-	grant   string
 	failed  []string  // members that failed, for those asked later
 	came    int       // blocks
 	since   time.Time // of the last block, or the beginning
@@ -287,8 +286,8 @@ func (w *walk) askOnce(ctx context.Context, m Member, d demand) error {
 		req.Hops++
 		req.Patience = w.patience()
 		req.HeldOnly, req.Settled = d != anyhow, d == settled
-		if d == anyhow {
-			req.Grant, req.Near = w.grant, w.p.near.of(w.req)
+		if req.Access = (chunk.Access{}); d == anyhow { // the other questions never lead to the origin
+			req.Access, req.Near = w.access(ctx), w.p.near.of(w.req)
 		}
 		w.req.Source.Set(m.ID)
 		if err := w.p.cfg.Transfer.Fetch(ctx, transfer.Target{ID: m.ID, Addr: m.Addr}, req, w.deliver); err != nil {
@@ -296,6 +295,14 @@ func (w *walk) askOnce(ctx context.Context, m Member, d demand) error {
 		}
 		w.p.near.note(w.req, m.ID)
 	}
+}
+
+// access returns on whose behalf a member is asked, with a grant that is still good.
+func (w *walk) access(ctx context.Context) chunk.Access {
+	o := w.req.Object
+	return w.p.grant(ctx, objstore.Bucket{Origin: o.Origin, Name: o.Bucket}, w.req.Access, func(by objstore.Presigner) (string, error) {
+		return by.Presign(ctx, o.Key, o.ETag, grantTTL)
+	})
 }
 
 // left is which blocks of a span are still wanted.

@@ -20,11 +20,12 @@ import (
 // returns chunk.ErrNotHeld when this node is the one to ask the origin.
 func (p *Peers) Head(ctx context.Context, q objstore.Query, key string) (objstore.Info, time.Duration, error) {
 	var reply *peerpb.HeadReply
+	as := p.grant(ctx, q.Bucket, q.Access, func(by objstore.Presigner) (string, error) { return by.PresignHead(ctx, key, grantTTL) })
 	err := p.askNames(ctx, q, directory(key), func(ctx context.Context, c peerpb.PeerClient) (*peerpb.Failure, error) {
 		var err error
 		reply, err = c.Head(ctx, &peerpb.HeadRequest{
 			Bucket: bucketOut(q.Bucket), Key: []byte(key), MaxAgeNanos: int64(q.MaxAge), Hops: uint32(q.Hops + 1),
-			Grant: transfer.GrantOf(ctx),
+			Identity: string(as.Identity), Grant: as.Grant.Secret(),
 		})
 		return reply.GetFailure(), err
 	})
@@ -40,11 +41,13 @@ func (p *Peers) Head(ctx context.Context, q objstore.Query, key string) (objstor
 // returns chunk.ErrNotHeld when this node is the one to ask the origin.
 func (p *Peers) List(ctx context.Context, q objstore.Query, req objstore.ListRequest) (objstore.Page, time.Duration, error) {
 	var reply *peerpb.ListPageReply
+	as := p.grant(ctx, q.Bucket, q.Access, func(by objstore.Presigner) (string, error) { return by.PresignList(ctx, req, grantTTL) })
 	err := p.askNames(ctx, q, directory(req.Prefix), func(ctx context.Context, c peerpb.PeerClient) (*peerpb.Failure, error) {
 		var err error
 		reply, err = c.ListPage(ctx, &peerpb.ListPageRequest{
 			Bucket: bucketOut(q.Bucket), Prefix: []byte(req.Prefix), Delimiter: req.Delimiter, Token: []byte(req.Token),
-			Limit: uint32(req.Limit), MaxAgeNanos: int64(q.MaxAge), Hops: uint32(q.Hops + 1), Grant: transfer.GrantOf(ctx),
+			Limit: uint32(req.Limit), MaxAgeNanos: int64(q.MaxAge), Hops: uint32(q.Hops + 1),
+			Identity: string(as.Identity), Grant: as.Grant.Secret(),
 		})
 		return reply.GetFailure(), err
 	})

@@ -15,12 +15,14 @@
 package peer
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"math/rand/v2"
 	"time"
 
 	"github.com/shardwell/shardwell/internal/chunk"
+	"github.com/shardwell/shardwell/objstore"
 	"github.com/shardwell/shardwell/peer/transfer"
 )
 
@@ -92,6 +94,11 @@ type Config struct {
 	// MaxBusyRetries is how often a member that has too many streams is asked
 	// again before the next one is, default 4.
 	MaxBusyRetries int
+
+	// Presigner, unless nil, returns what signs requests to a bucket on behalf of an identity,
+	// where this node has its credentials: an owner that lacks them asks the origin with
+	// what was signed.
+	Presigner func(ctx context.Context, b objstore.Bucket, who chunk.Identity) (objstore.Presigner, bool)
 
 	// OnLag, unless nil, is told when an owner says that this node is far behind others who
 	// fill an object.

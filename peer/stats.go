@@ -12,6 +12,7 @@ type Stats struct {
 	NextCandidate     atomic.Int64 // a successor was asked because one before it failed
 	ActedAsOwner      atomic.Int64 // requests that went to this node's origin
 	EarlierOwnerHits  atomic.Int64 // fetches an owner by an earlier table answered
+	GrantsGiven       atomic.Int64 // requests that were signed for another member
 	CallsMade         atomic.Int64 // control calls to others
 	CallsServed       atomic.Int64
 }

@@ -17,7 +17,8 @@ import (
 // question is what is asked about names.
 type question struct {
 	bucket objstore.Bucket
-	name   string // a key, or the prefix of a list
+	who    chunk.Identity // on whose behalf
+	name   string         // a key, or the prefix of a list
 	list   bool
 	req    objstore.ListRequest // of a list
 }
@@ -32,7 +33,7 @@ func (q question) op() string {
 // key spells a question unambiguously.
 func (q question) key() string {
 	b := make([]byte, 0, 64+len(q.name))
-	for _, s := range [...]string{q.op(), q.bucket.Origin, q.bucket.Name, q.name, q.req.Delimiter, q.req.Token} {
+	for _, s := range [...]string{q.op(), string(q.who), q.bucket.Origin, q.bucket.Name, q.name, q.req.Delimiter, q.req.Token} {
 		b = binary.AppendUvarint(b, uint64(len(s)))
 		b = append(b, s...)
 	}

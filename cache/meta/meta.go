@@ -2,9 +2,10 @@
 // time at which the origin was asked.
 //
 // It promises: an answer is never older than the caller allows; for one name there
-// is one query on its way, however many ask, here or from peers; a caller who wants
+// and identity is one query on its way, however many ask, here or from peers; a caller who wants
 // an answer younger than the query on its way shares the next one with all
-// who do; that there is no such object is an answer as well. Memory is bounded,
+// who do; that there is no such object is an answer as well; answers are shown to the
+// identity on whose behalf the origin was asked, and to nobody else. Memory is bounded,
 // a page of a thousand names takes some 30 KB; the store may forget at any time, and then
 // the origin is asked again.
 //
@@ -122,7 +123,7 @@ func (c *Cache) Stats() *Stats { return &c.stats }
 
 // Head implements [objstore.Names].
 func (c *Cache) Head(ctx context.Context, q objstore.Query, key string) (objstore.Info, time.Duration, error) {
-	a, age, err := c.ask(ctx, q, question{bucket: q.Bucket, name: key})
+	a, age, err := c.ask(ctx, q, question{bucket: q.Bucket, who: q.Access.Identity, name: key})
 	if err != nil {
 		return objstore.Info{}, age, err
 	}
@@ -134,7 +135,7 @@ func (c *Cache) Head(ctx context.Context, q objstore.Query, key string) (objstor
 
 // List implements [objstore.Names].
 func (c *Cache) List(ctx context.Context, q objstore.Query, req objstore.ListRequest) (objstore.Page, time.Duration, error) {
-	a, age, err := c.ask(ctx, q, question{bucket: q.Bucket, name: req.Prefix, list: true, req: req})
+	a, age, err := c.ask(ctx, q, question{bucket: q.Bucket, who: q.Access.Identity, name: req.Prefix, list: true, req: req})
 	if err != nil {
 		return objstore.Page{}, age, err
 	}
@@ -160,10 +161,10 @@ func (c *Cache) ask(ctx context.Context, q objstore.Query, qu question) (*answer
 		}
 	}
 	fl, name, fn := c.cluster, fmt.Sprintf("%d %s", q.Hops, key), func(ctx context.Context, need time.Time, s *state) (*answer, error) {
-		return c.askCluster(ctx, need, q.Hops, qu, s)
+		return c.askCluster(ctx, need, q, qu, s)
 	}
 	if c.cfg.Peers == nil {
-		fl, name, fn = c.origin, key, c.fromOrigin(qu)
+		fl, name, fn = c.origin, key, c.fromOrigin(qu, q.Access)
 	}
 	a, err := c.wait(ctx, fl, name, need, fn)
 	if err != nil {
@@ -261,16 +262,16 @@ func (c *Cache) keep(a *answer) {
 
 // askCluster asks the peers, and the origin when they say that it is this
 // node's turn. Transient errors are tried again until ctx ends; then the last one is returned.
-func (c *Cache) askCluster(ctx context.Context, need time.Time, hops int, qu question, s *state) (*answer, error) {
+func (c *Cache) askCluster(ctx context.Context, need time.Time, q objstore.Query, qu question, s *state) (*answer, error) {
 	for pause := firstPause; ; pause = min(2*pause, maxPause) {
-		a, err := c.askPeers(ctx, need, hops, qu)
+		a, err := c.askPeers(ctx, need, q, qu)
 		switch {
 		case err == nil:
 			c.keep(a)
 			return a, nil
 		case errors.Is(err, chunk.ErrNotHeld):
 			s.atOrigin.Store(true)
-			a, _, err = c.origin.do(ctx, qu.key(), need, c.fromOrigin(qu))
+			a, _, err = c.origin.do(ctx, qu.key(), need, c.fromOrigin(qu, q.Access))
 			if err == nil || errors.Is(err, ErrClosed) {
 				return a, err
 			}
@@ -306,10 +307,9 @@ func ofContext(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-func (c *Cache) askPeers(ctx context.Context, need time.Time, hops int, qu question) (*answer, error) {
+func (c *Cache) askPeers(ctx context.Context, need time.Time, q objstore.Query, qu question) (*answer, error) {
 	began := time.Now()
-	q := objstore.Query{Bucket: qu.bucket, MaxAge: began.Sub(need), Hops: hops}
-	if q.MaxAge < time.Millisecond {
+	if q.MaxAge = began.Sub(need); q.MaxAge < time.Millisecond {
 		q.MaxAge = 0
 	}
 	c.stats.PeerQueries.Add(1)
@@ -335,14 +335,15 @@ func (c *Cache) askPeers(ctx context.Context, need time.Time, hops int, qu quest
 	return a, err
 }
 
-// fromOrigin is the query that asks the origin.
-func (c *Cache) fromOrigin(qu question) query {
+// fromOrigin is the query that asks the origin. Of those who share it the first one's grant
+// counts: all have one identity.
+func (c *Cache) fromOrigin(qu question, as chunk.Access) query {
 	return func(ctx context.Context, need time.Time, s *state) (*answer, error) {
 		if a := c.store.get(qu); a != nil && !a.asked.Before(need) {
 			return a, nil // came since the caller looked
 		}
 		s.atOrigin.Store(true)
-		a, err := c.askOrigin(ctx, qu)
+		a, err := c.askOrigin(ctx, qu, as)
 		if err != nil && ctx.Err() != nil {
 			err = fmt.Errorf("%s %q: %w: %v", qu.op(), qu.name, errLate, err) // not a context's end
 		}
@@ -350,9 +351,9 @@ func (c *Cache) fromOrigin(qu question) query {
 	}
 }
 
-func (c *Cache) askOrigin(ctx context.Context, qu question) (*answer, error) {
+func (c *Cache) askOrigin(ctx context.Context, qu question, as chunk.Access) (*answer, error) {
 	a := &answer{question: qu, asked: time.Now()}
-	store, err := c.cfg.Origins.Open(ctx, qu.bucket)
+	store, err := objstore.OpenAs(ctx, c.cfg.Origins, qu.bucket, as)
 	switch {
 	case err != nil:
 	case qu.list:

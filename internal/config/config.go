@@ -100,6 +100,8 @@ type Config struct {
 	MaxUpload Bytes `name:"max-upload" scope:"node"`
 	// Most requests that this node has at the origin at a time.
 	MaxOriginRequests int `name:"max-origin-requests" scope:"node"`
+	// How long it holds that a mount with credentials of its own was allowed to read an object at the origin.
+	AuthTTL Duration `name:"auth-ttl" scope:"node"`
 	// How long a read is tried again while the origin fails, before it ends with an error.
 	OriginTimeout Duration `name:"origin-timeout" scope:"node,origin"`
 
@@ -162,6 +164,7 @@ func Default() Config {
 		LogFormat:         "text",
 		Addressing:        "auto",
 		MaxOriginRequests: 64,
+		AuthTTL:           Duration(time.Minute),
 		OriginTimeout:     Duration(time.Minute),
 		Consistency:       Consistency{Mode: ConsistencyTTL, TTL: time.Minute},
 		UID:               -1,

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // The values of options that have few.
@@ -179,6 +180,9 @@ func checkOrigin(c Config) *problem {
 	}
 	if c.MaxOriginRequests < 1 || c.MaxOriginRequests > 4096 {
 		return &problem{[]string{"max-origin-requests"}, fmt.Sprintf("%d requests are not between 1 and 4096", c.MaxOriginRequests), ""}
+	}
+	if c.AuthTTL < Duration(time.Second) || c.AuthTTL > Duration(time.Hour) {
+		return &problem{[]string{"auth-ttl"}, fmt.Sprintf("%s is not between 1s and 1h", c.AuthTTL), "a revoked permission is noticed that late"}
 	}
 	if c.OriginTimeout <= 0 {
 		return &problem{[]string{"origin-timeout"}, "a timeout of 0 fails every read that the origin does not answer at once", "give 1s or more"}

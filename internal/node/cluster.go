@@ -64,6 +64,7 @@ func openCluster(n *Node) (_ *cluster, err error) {
 		if c.signer, err = transfer.NewSigner(keys.RequestKeys()); err != nil {
 			return nil, err
 		}
+		n.origins.ids.setKey(keys.RequestKeys()[0])
 	}
 	if c.listen, err = listen("peer port", cfg.PeerBind, "choose another --peer-bind"); err != nil {
 		return nil, err
@@ -89,7 +90,7 @@ func openCluster(n *Node) (_ *cluster, err error) {
 		Transfer: transfer.NewClient(transfer.ClientConfig{
 			Self: n.id, Geometry: n.geometry, Signer: c.signer, Buffers: n.arena, Stats: &c.bytes, Logger: n.log,
 		}),
-		Signer: c.signer, Logger: n.log,
+		Signer: c.signer, Presigner: n.origins.presigner, Logger: n.log,
 		OnLag: func(id chunk.ObjectID) {
 			if c.server != nil { // made before the first fetch
 				c.server.Lags(id)

@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shardwell/shardwell/internal/config"
-	"github.com/shardwell/shardwell/internal/control"
 	"github.com/shardwell/shardwell/objstore"
 	"github.com/shardwell/shardwell/objstore/dir"
 	"github.com/shardwell/shardwell/objstore/s3"
@@ -83,18 +82,19 @@ func bucketOf(cfg config.Config, u config.URI) (b objstore.Bucket, prefix string
 }
 
 // admit makes the endpoint of a mount known, with the options the mount has, until
-// release is called. Those who use an endpoint at the same time use it alike:
-// volumes of one node share its credentials.
+// release is called. Those who use an endpoint at the same time reach it alike; their
+// credentials are not the endpoint's ([identities]).
 func (o *origins) admit(cfg config.Config, b objstore.Bucket) (release func(), err error) {
 	nothing := func() {}
 	if b.Name == "" {
 		return nothing, nil // a directory: bucketOf found it among those that are allowed
 	}
-	c := s3Config(cfg, b.Name, o.log)
+	c, own := s3Config(cfg, b.Name, o.log), s3Config(o.cfg, b.Name, o.log)
+	c.Credentials = own.Credentials
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if own := s3Config(o.cfg, b.Name, o.log); o.isOwn(own, b.Origin) {
-		if !sameRights(own, c) {
+	if o.isOwn(own, b.Origin) {
+		if !sameWay(own, c) {
 			return nil, otherOptions(b.Origin)
 		}
 		return nothing, nil
@@ -107,7 +107,7 @@ func (o *origins) admit(cfg config.Config, b objstore.Bucket) (release func(), e
 		}
 		e = &endpoint{cfg: c}
 		o.endpoints[b.Origin] = e
-	case sameRights(e.cfg, c):
+	case sameWay(e.cfg, c):
 	case e.users > 0:
 		return nil, otherOptions(b.Origin)
 	default:
@@ -125,7 +125,7 @@ func (o *origins) admit(cfg config.Config, b objstore.Bucket) (release func(), e
 func otherOptions(origin string) error {
 	return &config.Error{
 		What: fmt.Sprintf("this node reads %s with other options already", origin),
-		Do:   "give the same credentials, region, addressing and CA file, or unmount what uses it",
+		Do:   "give the same region, addressing, proxy, payer and CA file, or unmount what uses it",
 	}
 }
 
@@ -152,25 +152,18 @@ func (o *origins) makeRoom() error {
 
 // drop closes the buckets of an origin. What reads from them goes on. Caller holds mu.
 func (o *origins) drop(origin string) {
-	for b, s := range o.open {
-		if b.Origin == origin {
+	for k, s := range o.open {
+		if k.bucket.Origin == origin {
 			s.close()
-			delete(o.open, b)
+			delete(o.open, k)
 		}
 	}
 }
 
-// refuseOwn refuses requests with credentials of their own.
-func refuseOwn(c control.Credentials) error {
-	if !c.Given() {
-		return nil
-	}
-	return &config.Error{What: "this node reads with its own credentials only", Do: "give them where the node is started"}
-}
-
-// sameRights reports whether two configurations read the same in the same name.
-func sameRights(a, b s3.Config) bool {
+// sameWay reports whether two configurations reach an origin in the same way, whoever asks.
+func sameWay(a, b s3.Config) bool {
 	a.Logger, b.Logger = nil, nil
+	a.Credentials, b.Credentials = s3.Credentials{}, s3.Credentials{}
 	a.Endpoint, b.Endpoint = "", "" // equal by the origin
 	a.Bucket, b.Bucket = "", ""
 	return a == b

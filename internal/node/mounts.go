@@ -13,9 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/shardwell/shardwell/cache"
 	"github.com/shardwell/shardwell/fuse"
-	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/internal/config"
 	"github.com/shardwell/shardwell/internal/control"
 	"github.com/shardwell/shardwell/objstore"
@@ -46,6 +44,7 @@ type mount struct {
 	named   string // the prefix as the user wrote it
 	prefix  string // what keys begin with: "" or with a slash at its end
 	options config.Config
+	who     *principal    // nil: the node itself
 	release func()        // gives back the origin; may be called again
 	ended   chan struct{} // closed when the session has gone and left nothing behind
 }
@@ -164,6 +163,15 @@ func (n *Node) mount(ctx context.Context, req control.MountRequest) (control.Mou
 	if err != nil {
 		return control.MountReply{}, err
 	}
+	if want.who, err = n.identify(ctx, want.options, req.Credentials, want.bucket); err != nil {
+		return control.MountReply{}, err
+	}
+	placed := false
+	defer func() {
+		if !placed {
+			want.who.close()
+		}
+	}()
 	dir := fuse.Canonical(req.Dir)
 	have, err := n.mounts.reserve(dir)
 	switch {
@@ -175,6 +183,7 @@ func (n *Node) mount(ctx context.Context, req control.MountRequest) (control.Mou
 	case !have.sameOptions(want):
 		return control.MountReply{}, fmt.Errorf("mountpoint %s: %s is mounted there already, with other options: unmount it first", dir, have.uri)
 	default:
+		have.who.adopt(want.who)
 		return control.MountReply{Source: have.uri, Existing: true}, nil
 	}
 	if err = checkMountpoint(dir); err == nil {
@@ -184,15 +193,13 @@ func (n *Node) mount(ctx context.Context, req control.MountRequest) (control.Mou
 		n.mounts.forget(dir, nil)
 		return control.MountReply{}, err
 	}
+	placed = true
 	n.mounts.settle(dir, want)
 	return control.MountReply{Source: want.uri}, nil
 }
 
 // plan works out what a request asks for, without touching anything.
 func (n *Node) plan(req control.MountRequest) (*mount, error) {
-	if err := refuseOwn(req.Credentials); err != nil {
-		return nil, err
-	}
 	cfg, err := n.cfg.WithAttributes(req.Options)
 	if err != nil {
 		return nil, err
@@ -235,7 +242,7 @@ func (m *mount) sameData(o *mount) bool { return m.bucket == o.bucket && m.prefi
 // sameOptions reports whether two mounts show things in the same way.
 func (m *mount) sameOptions(o *mount) bool {
 	a, b := m.options, o.options
-	return sameRights(s3Config(a, "", nil), s3Config(b, "", nil)) && a.UID == b.UID && a.GID == b.GID && a.FileMode == b.FileMode && a.DirMode == b.DirMode &&
+	return (m.who == nil) == (o.who == nil) && sameWay(s3Config(a, "", nil), s3Config(b, "", nil)) && a.UID == b.UID && a.GID == b.GID && a.FileMode == b.FileMode && a.DirMode == b.DirMode &&
 		a.AllowOther == b.AllowOther && a.Consistency == b.Consistency && a.VerifyReads == b.VerifyReads &&
 		a.CachePolicy == b.CachePolicy && a.Quota == b.Quota
 }
@@ -250,6 +257,7 @@ func (n *Node) open(ctx context.Context, m *mount, dir string) (err error) {
 	m.release = func() {
 		end()
 		admitted()
+		m.who.close()
 	}
 	state, err := n.disks.sessionDir()
 	if err != nil {
@@ -278,7 +286,7 @@ func (n *Node) prepare(ctx context.Context, m *mount, dir, state string) (err er
 	cfg := m.options
 	m.session, err = fuse.New(fuse.Config{
 		Bucket: m.bucket, Prefix: m.named, URI: m.uri, UTF8Keys: m.bucket.Name != "", // a directory has any
-		Names: n.names, Data: data{n.cache}, StateDir: state, Consistency: consistency(cfg.Consistency),
+		Names: asking{n.names, m.who}, Data: data{n.cache, m.who}, ProveWithin: n.proveWithin(m.who), StateDir: state, Consistency: consistency(cfg.Consistency),
 		UID: uint32(cfg.UID), GID: uint32(cfg.GID), FileMode: fs.FileMode(cfg.FileMode), DirMode: fs.FileMode(cfg.DirMode),
 		AllowOther: cfg.AllowOther, NoPassthrough: cfg.VerifyReads == "always",
 		PrefetchBytes: n.prefetchBytes(), NameBudget: time.Duration(n.cfg.OriginTimeout), Buffers: n.buffers, Logger: n.log,
@@ -286,7 +294,7 @@ func (n *Node) prepare(ctx context.Context, m *mount, dir, state string) (err er
 	if err != nil {
 		return err
 	}
-	if err = n.origins.promptly(ctx, m.bucket, m.session.Check); err == nil {
+	if err = n.origins.promptly(ctx, openKey{m.bucket, m.who.identity()}, m.session.Check); err == nil {
 		err = m.session.Mount(dir)
 	}
 	if err != nil {
@@ -425,16 +433,4 @@ func consistency(c config.Consistency) fuse.Consistency {
 		return fuse.Consistency{Mode: fuse.ModeImmutable}
 	}
 	return fuse.Consistency{Mode: fuse.ModeTTL, TTL: c.TTL}
-}
-
-// data is the cache as the file system wants it.
-type data struct{ c *cache.Cache }
-
-// Open implements fuse.Data.
-func (d data) Open(obj chunk.Object) (fuse.File, error) {
-	f, err := d.c.Open(obj)
-	if err != nil {
-		return nil, err // not a nil file in an interface
-	}
-	return f, nil
 }

@@ -108,7 +108,7 @@ func TestMountsThatCannotBeMade(t *testing.T) {
 		{"denied", "s3://data/", dir, from(refuseWith(t, 403, "AccessDenied")), objstore.ErrPermission, []string{"AccessDenied: said the server"}},
 		{"skewed", "s3://data/", dir, from(refuseWith(t, 403, "RequestTimeTooSkewed")), objstore.ErrClockSkew, []string{"clock differs"}},
 		{"busy origin", "s3://data/", dir, from(refuseWith(t, 503, "SlowDown")), objstore.ErrThrottled, []string{"SlowDown"}},
-		{"no credentials", "s3://data/", dir, map[string]string{"endpoint": o.URL() + "/", "anonymous": "false"}, nil, []string{"other options"}},
+		{"no credentials", "s3://data/", dir, map[string]string{"endpoint": o.URL() + "/", "anonymous": "false"}, nil, []string{"no usable credentials"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			began := time.Now()

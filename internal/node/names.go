@@ -92,9 +92,6 @@ func (n *Node) List(ctx context.Context, req control.ListRequest, yield func(con
 }
 
 func (n *Node) list(ctx context.Context, req control.ListRequest, yield func(control.Entry) error) error {
-	if err := refuseOwn(req.Credentials); err != nil {
-		return err
-	}
 	cfg, err := n.cfg.WithAttributes(req.Options)
 	if err != nil {
 		return err
@@ -112,10 +109,15 @@ func (n *Node) list(ctx context.Context, req control.ListRequest, yield func(con
 		return err
 	}
 	defer release()
+	who, err := n.identify(ctx, cfg, req.Credentials, bucket)
+	if err != nil {
+		return err
+	}
+	defer who.close()
 	maxAge, _ := cfg.Consistency.MaxAge()
-	q := objstore.Query{Bucket: bucket, MaxAge: maxAge}
+	q := objstore.Query{Bucket: bucket, Access: who.access(ctx), MaxAge: maxAge}
 	return n.named(list(u, prefix, yield, func(r objstore.ListRequest) (page objstore.Page, err error) {
-		err = n.origins.promptly(ctx, bucket, func(ctx context.Context) (err error) {
+		err = n.origins.promptly(ctx, openKey{bucket, who.identity()}, func(ctx context.Context) (err error) {
 			page, _, err = n.names.List(ctx, q, r)
 			return err
 		})
@@ -158,7 +160,7 @@ func ListOrigin(ctx context.Context, cfg config.Config, uri string, yield func(c
 		return err
 	}
 	return list(u, prefix, yield, func(r objstore.ListRequest) (page objstore.Page, err error) {
-		err = origins.promptly(ctx, bucket, func(ctx context.Context) (err error) {
+		err = origins.promptly(ctx, openKey{bucket: bucket}, func(ctx context.Context) (err error) {
 			page, err = store.List(ctx, r)
 			return err
 		})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path"
+	"slices"
 	"sync"
 	"time"
 
@@ -37,13 +38,24 @@ type origins struct {
 
 	mu        sync.Mutex
 	endpoints map[string]*endpoint // that mounts brought, by origin
-	open      map[objstore.Bucket]opened
+	open      map[openKey]opened
 	closed    bool
+
+	ids *identities
+}
+
+var _ objstore.Delegate = (*origins)(nil)
+
+// openKey is a bucket as somebody reads it; "" is the node itself.
+type openKey struct {
+	bucket objstore.Bucket
+	who    chunk.Identity
 }
 
 // opened is a bucket with its wrappers.
 type opened struct {
 	store objstore.Store
+	raw   objstore.Store // without them
 	close func()
 }
 
@@ -51,36 +63,83 @@ func newOrigins(cfg config.Config, log *slog.Logger) *origins {
 	return &origins{
 		cfg: cfg, log: log,
 		limit:     objstore.NewLimit(nil, cfg.MaxOriginRequests, 0),
-		endpoints: make(map[string]*endpoint), open: make(map[objstore.Bucket]opened),
+		endpoints: make(map[string]*endpoint), open: make(map[openKey]opened), ids: newIdentities(),
 	}
 }
 
 // Open implements objstore.Origins.
 func (o *origins) Open(_ context.Context, b objstore.Bucket) (objstore.Store, error) {
-	if s, ok, err := o.find(b); ok || err != nil {
-		return s, err
+	s, err := o.openFor(openKey{bucket: b})
+	return s.store, err
+}
+
+// OpenAs implements objstore.Delegate.
+func (o *origins) OpenAs(ctx context.Context, b objstore.Bucket, a chunk.Access) (objstore.Store, error) {
+	if a.Identity == "" || b.Name == "" { // of a directory everybody reads what the node may
+		return o.Open(ctx, b)
 	}
-	raw, closeRaw, err := o.raw(b) // not under mu: a directory that hangs holds up nobody else
+	if _, ok := o.ids.credentials(a.Identity); ok {
+		s, err := o.openFor(openKey{b, a.Identity})
+		return s.store, err
+	}
+	if a.Grant == (chunk.Grant{}) {
+		return nil, fmt.Errorf("open bucket %s: this node has neither credentials nor a grant of the one who asks: %w", b.Name, objstore.ErrCredentials)
+	}
+	own, err := o.openFor(openKey{bucket: b}) // for its connections: it says where grants may lead
 	if err != nil {
 		return nil, err
 	}
-	made := opened{close: closeRaw, store: objstore.NewRetry(o.limit.Paced(objstore.NewCount(raw, &o.stats), o.paceOf(b)), objstore.RetryConfig{
+	by, ok := own.raw.(*s3.Store)
+	if !ok {
+		return nil, fmt.Errorf("open bucket %s: takes no grants: %w", b.Name, objstore.ErrInvalid)
+	}
+	return o.wrapped(by.Granted(a.Grant), b), nil
+}
+
+// presigner returns what signs for an identity that this node has credentials of.
+func (o *origins) presigner(_ context.Context, b objstore.Bucket, who chunk.Identity) (objstore.Presigner, bool) {
+	if _, ok := o.ids.credentials(who); !ok || b.Name == "" {
+		return nil, false
+	}
+	s, err := o.openFor(openKey{b, who})
+	if err != nil {
+		return nil, false // whoever asks the origin hears why
+	}
+	by, ok := s.raw.(objstore.Presigner)
+	return by, ok
+}
+
+// openFor opens a bucket for one identity, once.
+func (o *origins) openFor(k openKey) (opened, error) {
+	if s, ok, err := o.find(k); ok || err != nil {
+		return s, err
+	}
+	raw, closeRaw, err := o.raw(k) // not under mu: a directory that hangs holds up nobody else
+	if err != nil {
+		return opened{}, err
+	}
+	made := opened{close: closeRaw, raw: raw, store: o.wrapped(raw, k.bucket)}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if s, ok := o.open[k]; ok || o.closed { // another was faster
+		closeRaw()
+		if o.closed {
+			return opened{}, ErrStopping
+		}
+		return s, nil
+	}
+	o.open[k] = made
+	return made, nil
+}
+
+// wrapped returns a store that is counted, limited, and asked again.
+func (o *origins) wrapped(raw objstore.Store, b objstore.Bucket) objstore.Store {
+	return objstore.NewRetry(o.limit.Paced(objstore.NewCount(raw, &o.stats), o.paceOf(b)), objstore.RetryConfig{
 		Budget: time.Duration(o.cfg.OriginTimeout),
 		OnRetry: func(op objstore.Op, key string, attempt int, wait time.Duration, err error) {
 			o.log.Warn("origin failed, asking again", "op", op, "bucket", b.Name, "key", key, "attempt", attempt, "wait", wait, "error", err)
 		},
-	})}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if s, ok := o.open[b]; ok || o.closed { // another was faster
-		closeRaw()
-		if o.closed {
-			return nil, ErrStopping
-		}
-		return s.store, nil
-	}
-	o.open[b] = made
-	return made.store, nil
+	})
 }
 
 // paceOf returns what bounds the bytes from a bucket, nil for nothing.
@@ -92,23 +151,24 @@ func (o *origins) paceOf(b objstore.Bucket) objstore.Pace {
 }
 
 // find returns a bucket that is open.
-func (o *origins) find(b objstore.Bucket) (objstore.Store, bool, error) {
+func (o *origins) find(k openKey) (opened, bool, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if s, ok := o.open[b]; ok {
-		return s.store, true, nil
+	if s, ok := o.open[k]; ok {
+		return s, true, nil
 	}
 	switch {
 	case o.closed:
-		return nil, false, ErrStopping
+		return opened{}, false, ErrStopping
 	case len(o.open) >= maxBuckets:
-		return nil, false, fmt.Errorf("open bucket %s: %d are open already: %w", b.Name, maxBuckets, objstore.ErrInvalid)
+		return opened{}, false, fmt.Errorf("open bucket %s: %d are open already: %w", k.bucket.Name, maxBuckets, objstore.ErrInvalid)
 	}
-	return nil, false, nil
+	return opened{}, false, nil
 }
 
 // raw opens a bucket without wrappers.
-func (o *origins) raw(b objstore.Bucket) (objstore.Store, func(), error) {
+func (o *origins) raw(k openKey) (objstore.Store, func(), error) {
+	b := k.bucket
 	for _, root := range o.cfg.OriginDirs {
 		if dir.Origin(root) == b.Origin && b.Name == "" {
 			s, err := dir.New(root)
@@ -122,6 +182,11 @@ func (o *origins) raw(b objstore.Bucket) (objstore.Store, func(), error) {
 	if !ok {
 		return nil, nil, fmt.Errorf("origin %s is not one that this node reads: configure it on every node: %w", b.Origin, objstore.ErrInvalid)
 	}
+	if k.who != "" {
+		if c.Credentials, ok = o.ids.credentials(k.who); !ok {
+			return nil, nil, fmt.Errorf("open bucket %s: the credentials are gone: %w", b.Name, objstore.ErrCredentials)
+		}
+	}
 	s, err := s3.New(c)
 	if err != nil {
 		return nil, nil, err
@@ -129,10 +194,25 @@ func (o *origins) raw(b objstore.Bucket) (objstore.Store, func(), error) {
 	return s, s.Close, nil
 }
 
+// forgetIdentities closes what was open for identities whose credentials were dropped.
+func (o *origins) forgetIdentities(gone []chunk.Identity) {
+	if len(gone) == 0 {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for k, s := range o.open {
+		if slices.Contains(gone, k.who) {
+			s.close()
+			delete(o.open, k)
+		}
+	}
+}
+
 // promptly runs ask on behalf of a user who waits at a prompt. Readers wait for an
 // origin that fails as long as --origin-timeout says; here it is asked once,
 // directly, after askPatience, to hear what is wrong.
-func (o *origins) promptly(ctx context.Context, b objstore.Bucket, ask func(context.Context) error) error {
+func (o *origins) promptly(ctx context.Context, k openKey, ask func(context.Context) error) error {
 	soon, cancel := context.WithTimeout(ctx, min(askPatience, time.Duration(o.cfg.OriginTimeout)))
 	defer cancel()
 	err := ask(soon)
@@ -141,7 +221,8 @@ func (o *origins) promptly(ctx context.Context, b objstore.Bucket, ask func(cont
 	}
 	late, cancelLate := context.WithTimeout(ctx, probeTimeout)
 	defer cancelLate()
-	if err := o.probe(late, b); err != nil {
+	b := k.bucket
+	if err := o.probe(late, k); err != nil {
 		if late.Err() != nil && ctx.Err() == nil {
 			return told{fmt.Sprintf("%s gave no answer within %v", b.Origin, probeTimeout), control.ErrUnreachable}
 		}
@@ -159,8 +240,8 @@ func verdict(ctx context.Context, err error) bool {
 }
 
 // probe asks the origin for a name, once, and returns what is wrong.
-func (o *origins) probe(ctx context.Context, b objstore.Bucket) error {
-	raw, closeRaw, err := o.raw(b)
+func (o *origins) probe(ctx context.Context, k openKey) error {
+	raw, closeRaw, err := o.raw(k)
 	if err != nil {
 		return err
 	}

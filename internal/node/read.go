@@ -27,9 +27,6 @@ func (n *Node) read(ctx context.Context, req control.ReadRequest, begin func(con
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if err := refuseOwn(req.Credentials); err != nil {
-		return err
-	}
 	cfg, err := n.cfg.WithAttributes(req.Options)
 	if err != nil {
 		return err
@@ -50,8 +47,16 @@ func (n *Node) read(ctx context.Context, req control.ReadRequest, begin func(con
 		return err
 	}
 	defer release()
+	who, err := n.identify(ctx, cfg, req.Credentials, bucket)
+	if err != nil {
+		return err
+	}
+	defer who.close()
 	maxAge, _ := cfg.Consistency.MaxAge()
-	info, _, err := n.names.Head(ctx, objstore.Query{Bucket: bucket, MaxAge: maxAge}, key)
+	if proof := n.proveWithin(who); proof > 0 {
+		maxAge = min(maxAge, proof)
+	}
+	info, _, err := n.names.Head(ctx, objstore.Query{Bucket: bucket, Access: who.access(ctx), MaxAge: maxAge}, key)
 	if err != nil {
 		return about(u, err)
 	}
@@ -59,12 +64,12 @@ func (n *Node) read(ctx context.Context, req control.ReadRequest, begin func(con
 	if err := begin(control.Entry{Name: req.Name, Size: info.Size, ModTime: info.ModTime, ETag: info.ETag}); err != nil {
 		return err
 	}
-	return n.walk(ctx, obj, write)
+	return n.walk(ctx, obj, who, write)
 }
 
 // walk reads all of an object.
-func (n *Node) walk(ctx context.Context, obj chunk.Object, write func([]byte) error) error {
-	f, err := n.cache.Open(obj)
+func (n *Node) walk(ctx context.Context, obj chunk.Object, who *principal, write func([]byte) error) error {
+	f, err := n.cache.OpenAs(obj, who.identity)
 	if err != nil {
 		return err
 	}

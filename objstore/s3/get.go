@@ -24,16 +24,11 @@ func (s *Store) Get(ctx context.Context, key, etag string, off, n int64) (io.Rea
 }
 
 func (s *Store) get(ctx context.Context, key, etag string, off, n int64) (io.ReadCloser, error) {
-	if err := checkKey(key); err != nil {
+	q, err := getQuery(key, etag, off, n)
+	if err != nil {
 		return nil, err
 	}
-	if off < 0 || n <= 0 || etag == "" || strings.ContainsAny(etag, "\"\r\n") {
-		return nil, invalid("range [%d, +%d) of version %q", off, n, etag)
-	}
-	x := s.ask(ctx, query{op: objstore.OpGet, method: http.MethodGet, key: key, header: map[string]string{
-		"Range":    fmt.Sprintf("bytes=%d-%d", off, off+n-1),
-		"If-Match": `"` + etag + `"`,
-	}})
+	x := s.ask(ctx, q)
 	if x.failed() {
 		return nil, failure(objstore.OpGet, x)
 	}
@@ -42,6 +37,20 @@ func (s *Store) get(ctx context.Context, key, etag string, off, n int64) (io.Rea
 		return nil, err
 	}
 	return &exactBody{body: x.body, left: n}, nil
+}
+
+// getQuery returns the request for a range of a version.
+func getQuery(key, etag string, off, n int64) (query, error) {
+	if err := checkKey(key); err != nil {
+		return query{}, err
+	}
+	if off < 0 || n <= 0 || etag == "" || strings.ContainsAny(etag, "\"\r\n") {
+		return query{}, invalid("range [%d, +%d) of version %q", off, n, etag)
+	}
+	return query{op: objstore.OpGet, method: http.MethodGet, key: key, header: map[string]string{
+		"Range":    fmt.Sprintf("bytes=%d-%d", off, off+n-1),
+		"If-Match": `"` + etag + `"`,
+	}}, nil
 }
 
 // checkRange compares an answer's headers with what was asked for. Answers that

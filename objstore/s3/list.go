@@ -41,20 +41,9 @@ func (s *Store) List(ctx context.Context, req objstore.ListRequest) (objstore.Pa
 }
 
 func (s *Store) list(ctx context.Context, req objstore.ListRequest) (objstore.Page, error) {
-	if req.Prefix != "" {
-		if err := checkKey(req.Prefix); err != nil {
-			return objstore.Page{}, err
-		}
-	}
-	v1 := s.v1.Load()
-	switch {
-	case req.Token == "":
-	case strings.HasPrefix(req.Token, tokenV1):
-		v1 = true
-	case strings.HasPrefix(req.Token, tokenV2):
-		v1 = false
-	default:
-		return objstore.Page{}, invalid("token %q of a listing", req.Token)
+	v1, err := s.listVersion(req)
+	if err != nil {
+		return objstore.Page{}, err
 	}
 	x := s.ask(ctx, listQuery(req, v1))
 	if x.failed() {
@@ -68,6 +57,29 @@ func (s *Store) list(ctx context.Context, req objstore.ListRequest) (objstore.Pa
 		s.v1.Store(true)
 		x = y
 	}
+	return readPage(x, req)
+}
+
+// listVersion reports whether a page is to be asked for by the first version of the protocol.
+func (s *Store) listVersion(req objstore.ListRequest) (v1 bool, err error) {
+	if req.Prefix != "" {
+		if err := checkKey(req.Prefix); err != nil {
+			return false, err
+		}
+	}
+	switch {
+	case req.Token == "":
+		return s.v1.Load(), nil
+	case strings.HasPrefix(req.Token, tokenV1):
+		return true, nil
+	case strings.HasPrefix(req.Token, tokenV2):
+		return false, nil
+	}
+	return false, invalid("token %q of a listing", req.Token)
+}
+
+// readPage reads the page that a good answer holds.
+func readPage(x *exchange, req objstore.ListRequest) (objstore.Page, error) {
 	data, err := io.ReadAll(io.LimitReader(x.body, maxPageBytes+1))
 	x.drop()
 	if err != nil {

@@ -24,6 +24,9 @@ type query struct {
 	header map[string]string
 }
 
+// payerHeader accepts the cost of a request.
+const payerHeader = "X-Amz-Request-Payer"
+
 // maxRounds bounds how often one request is changed and made again: once for
 // the region, once for the addressing, once for credentials, and a spare.
 const maxRounds = 4
@@ -31,7 +34,7 @@ const maxRounds = 4
 // ask makes a request, and makes it again where the answer says how it must differ.
 func (s *Store) ask(ctx context.Context, q query) *exchange {
 	if s.cfg.RequesterPays {
-		header := map[string]string{"X-Amz-Request-Payer": "requester"}
+		header := map[string]string{payerHeader: "requester"}
 		for k, v := range q.header {
 			header[k] = v
 		}

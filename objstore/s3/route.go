@@ -71,10 +71,7 @@ func (s *Store) newRoute(region string, virtual bool) (*route, error) {
 	}
 	r := &route{scheme: "https", region: region, virtual: virtual}
 	if s.base == nil || isPlainAWS(s.base.Hostname()) {
-		r.host = "s3." + region + ".amazonaws.com"
-		if strings.HasPrefix(region, "cn-") {
-			r.host += ".cn"
-		}
+		r.host = awsHost(region)
 	} else {
 		r.scheme, r.host = s.base.Scheme, s.base.Host
 	}
@@ -93,6 +90,15 @@ func (s *Store) newRoute(region string, virtual bool) (*route, error) {
 		r.core = core
 	}
 	return r, nil
+}
+
+// awsHost returns the name under which a region of AWS serves S3.
+func awsHost(region string) string {
+	host := "s3." + region + ".amazonaws.com"
+	if strings.HasPrefix(region, "cn-") {
+		host += ".cn"
+	}
+	return host
 }
 
 // newCore returns minio-go's client for a route.

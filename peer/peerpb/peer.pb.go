@@ -382,7 +382,8 @@ type HeadRequest struct {
 	Key           []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	MaxAgeNanos   int64                  `protobuf:"varint,3,opt,name=max_age_nanos,json=maxAgeNanos,proto3" json:"max_age_nanos,omitempty"`
 	Hops          uint32                 `protobuf:"varint,4,opt,name=hops,proto3" json:"hops,omitempty"`
-	Grant         string                 `protobuf:"bytes,5,opt,name=grant,proto3" json:"grant,omitempty"` // a presigned URL on whose strength the owner may ask; a secret
+	Grant         string                 `protobuf:"bytes,5,opt,name=grant,proto3" json:"grant,omitempty"`       // a presigned URL on whose strength the owner may ask; a secret
+	Identity      string                 `protobuf:"bytes,6,opt,name=identity,proto3" json:"identity,omitempty"` // on whose behalf, "": the members' own
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -448,6 +449,13 @@ func (x *HeadRequest) GetHops() uint32 {
 func (x *HeadRequest) GetGrant() string {
 	if x != nil {
 		return x.Grant
+	}
+	return ""
+}
+
+func (x *HeadRequest) GetIdentity() string {
+	if x != nil {
+		return x.Identity
 	}
 	return ""
 }
@@ -522,6 +530,7 @@ type ListPageRequest struct {
 	MaxAgeNanos   int64                  `protobuf:"varint,6,opt,name=max_age_nanos,json=maxAgeNanos,proto3" json:"max_age_nanos,omitempty"`
 	Hops          uint32                 `protobuf:"varint,7,opt,name=hops,proto3" json:"hops,omitempty"`
 	Grant         string                 `protobuf:"bytes,8,opt,name=grant,proto3" json:"grant,omitempty"`
+	Identity      string                 `protobuf:"bytes,9,opt,name=identity,proto3" json:"identity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -608,6 +617,13 @@ func (x *ListPageRequest) GetHops() uint32 {
 func (x *ListPageRequest) GetGrant() string {
 	if x != nil {
 		return x.Grant
+	}
+	return ""
+}
+
+func (x *ListPageRequest) GetIdentity() string {
+	if x != nil {
+		return x.Identity
 	}
 	return ""
 }
@@ -1274,17 +1290,18 @@ const file_peer_proto_rawDesc = "" +
 	"\x12mod_time_unix_nano\x18\x04 \x01(\x03R\x0fmodTimeUnixNano\"9\n" +
 	"\aFailure\x12\x14\n" +
 	"\x05class\x18\x01 \x01(\tR\x05class\x12\x18\n" +
-	"\amessage\x18\x02 \x01(\tR\amessage\"\xa0\x01\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\"\xbc\x01\n" +
 	"\vHeadRequest\x121\n" +
 	"\x06bucket\x18\x01 \x01(\v2\x19.shardwell.peer.v1.BucketR\x06bucket\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\"\n" +
 	"\rmax_age_nanos\x18\x03 \x01(\x03R\vmaxAgeNanos\x12\x12\n" +
 	"\x04hops\x18\x04 \x01(\rR\x04hops\x12\x14\n" +
-	"\x05grant\x18\x05 \x01(\tR\x05grant\"\x8b\x01\n" +
+	"\x05grant\x18\x05 \x01(\tR\x05grant\x12\x1a\n" +
+	"\bidentity\x18\x06 \x01(\tR\bidentity\"\x8b\x01\n" +
 	"\tHeadReply\x12+\n" +
 	"\x04info\x18\x01 \x01(\v2\x17.shardwell.peer.v1.InfoR\x04info\x12\x1b\n" +
 	"\tage_nanos\x18\x02 \x01(\x03R\bageNanos\x124\n" +
-	"\afailure\x18\x03 \x01(\v2\x1a.shardwell.peer.v1.FailureR\afailure\"\xf4\x01\n" +
+	"\afailure\x18\x03 \x01(\v2\x1a.shardwell.peer.v1.FailureR\afailure\"\x90\x02\n" +
 	"\x0fListPageRequest\x121\n" +
 	"\x06bucket\x18\x01 \x01(\v2\x19.shardwell.peer.v1.BucketR\x06bucket\x12\x16\n" +
 	"\x06prefix\x18\x02 \x01(\fR\x06prefix\x12\x1c\n" +
@@ -1293,7 +1310,8 @@ const file_peer_proto_rawDesc = "" +
 	"\x05limit\x18\x05 \x01(\rR\x05limit\x12\"\n" +
 	"\rmax_age_nanos\x18\x06 \x01(\x03R\vmaxAgeNanos\x12\x12\n" +
 	"\x04hops\x18\a \x01(\rR\x04hops\x12\x14\n" +
-	"\x05grant\x18\b \x01(\tR\x05grant\"\xc5\x01\n" +
+	"\x05grant\x18\b \x01(\tR\x05grant\x12\x1a\n" +
+	"\bidentity\x18\t \x01(\tR\bidentity\"\xc5\x01\n" +
 	"\rListPageReply\x121\n" +
 	"\aobjects\x18\x01 \x03(\v2\x17.shardwell.peer.v1.InfoR\aobjects\x12\x1a\n" +
 	"\bprefixes\x18\x02 \x03(\fR\bprefixes\x12\x12\n" +

@@ -8,7 +8,7 @@
 // and that files leave by sendfile, from an offset of their own.
 //
 // It leaves to others whom to ask and what to do about failure (package peer),
-// what to lend (chunk.Lender), and secrecy: bytes travel in the clear. Members are
+// what to lend (chunk.Lender), and secrecy: bytes and grants travel in the clear. Members are
 // trusted not to lie; what is found out is every fault.
 //
 // # On the wire

@@ -20,7 +20,6 @@ type lender struct {
 	before   func(ctx context.Context, sent int) error // called before each block
 	change   func(*chunk.Piece)                        // spoils a piece
 	requests []chunk.Request                           // guarded by mu
-	grants   []string                                  // guarded by mu
 	suspects []uint32                                  // guarded by mu
 	mu       sync.Mutex
 }
@@ -48,7 +47,6 @@ func newLender(t testing.TB, size int, inFile bool) *lender {
 func (l *lender) Lend(ctx context.Context, req chunk.Request, send func(chunk.Piece) error) error {
 	l.mu.Lock()
 	l.requests = append(l.requests, req)
-	l.grants = append(l.grants, GrantOf(ctx))
 	l.mu.Unlock()
 	var blocks []uint32
 	if l.order != nil {

@@ -1,7 +1,6 @@
 package transfer
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -25,6 +24,7 @@ const (
 	headerNear       = "Shardwell-Near"       // ring id of a member that fills the object too, or absent
 	headerPatience   = "Shardwell-Patience"   // milliseconds, or absent
 	headerFailed     = "Shardwell-Failed"     // ring ids, comma-separated, or AnyMember
+	headerIdentity   = "Shardwell-Identity"   // on whose behalf, or absent: the asker's own
 	headerGrant      = "Shardwell-Grant"      // a presigned URL; a secret
 	headerAuth       = "Authorization"
 
@@ -36,9 +36,8 @@ const (
 
 // Limits of a request.
 const (
-	MaxFailed        = 16   // members named as failed
-	MaxMemberIDBytes = 128  // of a ring id
-	maxGrantBytes    = 8192 // of a presigned URL
+	MaxFailed        = 16  // members named as failed
+	MaxMemberIDBytes = 128 // of a ring id
 
 	// maxPatience is longer than any client waits for a block.
 	maxPatience = time.Hour
@@ -60,7 +59,8 @@ const (
 	suspectPath = "/v1/suspect/"
 )
 
-// Request is a request for blocks as it crosses the wire.
+// Request is a request for blocks as it crosses the wire. String and LogValue leave its
+// grant out, which is a secret.
 type Request struct {
 	chunk.Request
 	// Failed are the members that the asker could not get the blocks from.
@@ -68,9 +68,6 @@ type Request struct {
 	// Near is the nearest member before the asker in the circle of those that fill the
 	// object, as far as the asker knows, or "".
 	Near string
-	// Grant is a presigned URL on whose strength the owner may ask the origin. It
-	// is a secret: String and LogValue leave it out.
-	Grant string
 }
 
 func (r Request) String() string {
@@ -83,22 +80,6 @@ func (r Request) String() string {
 
 // LogValue keeps the grant out of logs.
 func (r Request) LogValue() slog.Value { return slog.StringValue(r.String()) }
-
-type grantKey struct{}
-
-// WithGrant returns a context that carries a request's grant to whoever asks the origin.
-func WithGrant(ctx context.Context, grant string) context.Context {
-	if grant == "" {
-		return ctx
-	}
-	return context.WithValue(ctx, grantKey{}, grant)
-}
-
-// GrantOf returns the grant that ctx carries, or "".
-func GrantOf(ctx context.Context) string {
-	g, _ := ctx.Value(grantKey{}).(string)
-	return g
-}
 
 // target returns the request's path.
 func (r Request) target() string {
@@ -147,16 +128,23 @@ func (r Request) setHeaders(h http.Header, to string, g chunk.Geometry) {
 	if len(r.Failed) > 0 {
 		h[headerFailed] = []string{strings.Join(r.Failed, ",")}
 	}
-	if r.Grant != "" {
-		h[headerGrant] = []string{r.Grant}
+	if r.Access.Identity != "" {
+		h[headerIdentity] = []string{string(r.Access.Identity)}
+	}
+	if grant := r.Access.Grant.Secret(); grant != "" {
+		h[headerGrant] = []string{grant}
 	}
 }
 
 // signedFields lists what a signature covers: method, target and every header
 // that means something.
 func signedFields(method, target string, h http.Header) []string {
-	return []string{method, target, h.Get(headerTo), h.Get(headerFrom), h.Get(headerObject), h.Get(headerGeometry),
+	fields := []string{method, target, h.Get(headerTo), h.Get(headerFrom), h.Get(headerObject), h.Get(headerGeometry),
 		h.Get(headerHops), h.Get(headerHeldOnly), h.Get(headerBackground), h.Get(headerPatience), h.Get(headerNear), h.Get(headerFailed), h.Get(headerGrant)}
+	if id := h.Get(headerIdentity); id != "" { // the last, so that its absence is signed too
+		fields = append(fields, id)
+	}
+	return fields
 }
 
 // invalid is an error of class objstore.ErrInvalid, for requests nobody can answer.
@@ -168,7 +156,7 @@ func invalid(format string, args ...any) error {
 func parseRequest(path string, h http.Header, g chunk.Geometry) (Request, error) {
 	var r Request
 	for _, name := range [...]string{headerObject, headerGeometry, headerTo, headerFrom, headerHops, headerHeldOnly,
-		headerBackground, headerPatience, headerNear, headerFailed, headerGrant, headerAuth} {
+		headerBackground, headerPatience, headerNear, headerFailed, headerIdentity, headerGrant, headerAuth} {
 		if len(h[name]) > 1 {
 			return r, invalid("header %s comes twice", name)
 		}
@@ -249,9 +237,12 @@ func (r *Request) parseFlags(h http.Header) error {
 	if r.Near = h.Get(headerNear); r.Near != "" && !validMemberID(r.Near) {
 		return invalid("near member %q", r.Near)
 	}
-	r.Grant = h.Get(headerGrant)
-	if len(r.Grant) > maxGrantBytes {
-		return invalid("grant of %d bytes", len(r.Grant))
+	r.Access = chunk.Access{Identity: chunk.Identity(h.Get(headerIdentity)), Grant: chunk.NewGrant(h.Get(headerGrant))}
+	if !r.Access.Identity.Valid() {
+		return invalid("identity of %d bytes", len(r.Access.Identity))
+	}
+	if n := len(r.Access.Grant.Secret()); n > chunk.MaxGrantBytes || n > 0 && r.Access.Identity == "" {
+		return invalid("grant of %d bytes", n)
 	}
 	return nil
 }

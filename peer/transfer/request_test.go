@@ -27,7 +27,7 @@ func TestRequestCrossesTheWire(t *testing.T) {
 	r.HeldOnly, r.Background, r.Hops = true, true, 3
 	r.Patience = 1500 * time.Millisecond
 	r.Failed = []string{"node-b", AnyMember}
-	r.Grant = "https://s3.example.com/b/k?X-Amz-Signature=secret"
+	r.Access = chunk.Access{Identity: "tenant-1", Grant: chunk.NewGrant("https://s3.example.com/b/k?X-Amz-Signature=secret")}
 	h := http.Header{}
 	r.setHeaders(h, "node-c", small)
 	got, err := parseRequest(r.target(), h, small)
@@ -72,7 +72,16 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		"spelt patience":      func(_ *string, h http.Header) { h.Set(headerPatience, "01") },
 		"empty failed member": func(_ *string, h http.Header) { h.Set(headerFailed, "a,,b") },
 		"a header twice":      func(_ *string, h http.Header) { h.Add(headerHops, "1") },
-		"long grant":          func(_ *string, h http.Header) { h.Set(headerGrant, strings.Repeat("a", maxGrantBytes+1)) },
+		"long grant": func(_ *string, h http.Header) {
+			h.Set(headerIdentity, "t")
+			h.Set(headerGrant, strings.Repeat("a", chunk.MaxGrantBytes+1))
+		},
+		"grant of nobody": func(_ *string, h http.Header) { h.Set(headerGrant, "https://presigned") },
+		"long identity": func(_ *string, h http.Header) {
+			h.Set(headerIdentity, strings.Repeat("a", chunk.MaxIdentityBytes+1))
+		},
+		"odd identity":   func(_ *string, h http.Header) { h.Set(headerIdentity, "a b") },
+		"identity twice": func(_ *string, h http.Header) { h[headerIdentity] = []string{"a", "b"} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			path, h := base.target(), http.Header{}
@@ -82,6 +91,29 @@ func TestRequestsThatAreRefused(t *testing.T) {
 				t.Errorf("error %v, want class ErrInvalid", err)
 			}
 		})
+	}
+}
+
+// An identity can neither be taken out of a signed request nor put into one.
+func TestIdentityIsSigned(t *testing.T) {
+	h, with := http.Header{}, http.Header{}
+	r := someRequest(1 << 20)
+	r.setHeaders(h, "node-c", small)
+	r.Access = chunk.Access{Identity: "tenant", Grant: chunk.NewGrant("https://presigned")}
+	r.setHeaders(with, "node-c", small)
+	key := []byte("0123456789abcdef")
+	sum := func(h http.Header) tag { return mac(key, purposeRequest, signedFields("GET", r.target(), h)...) }
+	moved := with.Clone()
+	moved.Set(headerGrant, with.Get(headerGrant)+with.Get(headerIdentity))
+	moved.Del(headerIdentity)
+	other := with.Clone()
+	other.Set(headerIdentity, "tenanu")
+	seen := map[tag]bool{}
+	for _, h := range []http.Header{h, with, moved, other} {
+		seen[sum(h)] = true
+	}
+	if len(seen) != 4 {
+		t.Errorf("%d signatures for 4 requests", len(seen))
 	}
 }
 

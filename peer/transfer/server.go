@@ -244,7 +244,7 @@ func (s *Server) lend(ans *answer, ctx context.Context, req Request) error {
 			return ans.send(p)
 		}
 	}
-	err := s.cfg.Lender.Lend(WithGrant(ctx, req.Grant), req.Request, send)
+	err := s.cfg.Lender.Lend(ctx, req.Request, send)
 	begun := ans.endLife()
 	switch {
 	case err == nil && ans.left.full():
