@@ -83,8 +83,11 @@ func redact(endpoint string) string {
 // refuses one that the administrator did not allow.
 func (p Policy) admit(own, options, context, secrets map[string]string) (a access, err error) {
 	source := own[attrAuth]
-	if source == "" && hasKeys(secrets) {
+	if source == "" && hasSecret(secrets) {
 		source = authSecret
+	}
+	if (source == authSecret || source == authPod) && options["anonymous"] != "" && options["anonymous"] != "false" {
+		return a, refused(codes.InvalidArgument, "volume attribute %q and credentials of the volume's own exclude each other: drop one", "anonymous")
 	}
 	if source != authPod && own[attrRole] != "" {
 		return a, refused(codes.InvalidArgument, "volume attribute %q has a meaning with %s: %s only", attrRole, attrAuth, authPod)
@@ -103,8 +106,14 @@ func (p Policy) admit(own, options, context, secrets map[string]string) (a acces
 	return a, refused(codes.InvalidArgument, "volume attribute %q: %q is none of %s, %s and %s", attrAuth, source, authDriver, authSecret, authPod)
 }
 
-func hasKeys(secrets map[string]string) bool {
-	return secrets[secretAccessKey] != "" || secrets[secretSecretKey] != ""
+// hasSecret reports whether the volume came with a Secret: the kubelet may put its tokens there as well.
+func hasSecret(secrets map[string]string) bool {
+	for key := range secrets {
+		if !strings.HasPrefix(key, kubePrefix) {
+			return true
+		}
+	}
+	return false
 }
 
 func (p Policy) allowed(endpoint string) bool {
@@ -157,8 +166,11 @@ func (p Policy) checkForeign(endpoint string) error {
 	if err != nil {
 		return refused(codes.InvalidArgument, "the endpoint in the Secret of the volume: %v", err)
 	}
-	u, _ := url.Parse(at) // it was parsed before
-	host := strings.TrimSuffix(u.Hostname(), ".")
+	u, err := url.Parse(endpoint)
+	if err != nil {
+		return refused(codes.InvalidArgument, "the endpoint in the Secret of the volume: %q is no URL", at)
+	}
+	host := strings.ToLower(strings.TrimSuffix(u.Hostname(), "."))
 	addr, err := netip.ParseAddr(host)
 	local := host == "localhost" || strings.HasSuffix(host, ".localhost") || err == nil && localAddr(addr) || err != nil && numeric(host)
 	if local && !p.AllowLocal {
