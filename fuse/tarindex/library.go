@@ -1,0 +1,461 @@
+package tarindex
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/shardwell/shardwell/internal/chunk"
+)
+
+// Limits and defaults of a [Library].
+const (
+	DefaultMemoryBytes = 64 << 20 // of indexes in use
+	// MaxScans is how many tars are read for their headers at once: each may need
+	// MaxIndexBytes.
+	MaxScans = 2
+
+	DefaultDiskTimeout = 3 * time.Second
+
+	prefetchBytes = 16 << 20 // ahead of a scan that finds headers in every block
+	denseBlocks   = 4        // in a row, that make it one
+)
+
+// Source is one tar, as this node reads it.
+type Source interface {
+	// ReadAt reads bytes from wherever they are, and fetches the blocks that hold them and
+	// no others, unless they are read one after the other.
+	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
+	// ReadHeld reads bytes that this node holds; false when it lacks some of them.
+	ReadHeld(p []byte, off int64) bool
+	// Prefetch says that bytes will be read soon.
+	Prefetch(off, n int64)
+	Close()
+}
+
+// Config is what a [Library] stands on.
+type Config struct {
+	Open func(obj chunk.Object) (Source, error)
+	// Ask gets the encoded index of an object from the node that keeps it, or says
+	// chunk.ErrNotHeld: then this node makes it. nil: there are no others.
+	Ask func(ctx context.Context, obj chunk.Object) ([]byte, error)
+
+	BlockBytes  int64 // in which tars are read
+	MemoryBytes int64 // of indexes in use, the last one not counted; 0 means DefaultMemoryBytes
+
+	// Dir keeps indexes on disk; it is made when it is missing. "" keeps none.
+	Dir      string
+	DirBytes int64 // that it may take
+	// DiskTimeout is how long the disk may take for one thing before indexes are had without it.
+	DiskTimeout time.Duration
+	// Room books bytes that Dir takes more (or less), and refuses those that do not fit.
+	Room func(delta int64) bool
+
+	Logger *slog.Logger // nil discards
+}
+
+// Stats counts what a [Library] did. Read the fields with Load.
+type Stats struct {
+	Scanned  atomic.Int64 // indexes made by reading headers for them
+	Streamed atomic.Int64 // indexes made while the tar came by
+	Asked    atomic.Int64 // indexes that another node had
+	Loaded   atomic.Int64 // read from disk
+	Damaged  atomic.Int64 // indexes on disk or from another node that were none
+}
+
+// Library has the indexes of tars. It is safe for concurrent use.
+type Library struct {
+	cfg   Config
+	stats Stats
+	shelf *shelf
+	scans *semaphore.Weighted
+
+	ctx    context.Context // of all flights; ends with Close
+	cancel context.CancelFunc
+	group  sync.WaitGroup
+
+	mu      sync.Mutex
+	closed  bool
+	memory  list.List // of *book, the one used last first
+	byID    map[chunk.ObjectID]*list.Element
+	bytes   int64
+	flights map[flightKey]*flight
+
+	growing growing
+}
+
+type book struct {
+	id chunk.ObjectID
+	x  *Index
+}
+
+// flightKey tells those that may ask others from those that were asked.
+type flightKey struct {
+	id  chunk.ObjectID
+	ask bool
+}
+
+// flight gets one index for all who wait. It ends when nobody does.
+type flight struct {
+	waiters int // under Library.mu
+	cancel  context.CancelFunc
+	done    chan struct{}
+	x       *Index // set, like err, before done is closed
+	err     error
+}
+
+// ErrClosed says that the library was closed.
+var ErrClosed = errors.New("library of tar indexes is closed")
+
+// NewLibrary returns a Library. Run serves it, Close ends it.
+func NewLibrary(cfg Config) *Library {
+	if cfg.MemoryBytes <= 0 {
+		cfg.MemoryBytes = DefaultMemoryBytes
+	}
+	if cfg.DiskTimeout <= 0 {
+		cfg.DiskTimeout = DefaultDiskTimeout
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	l := &Library{cfg: cfg, scans: semaphore.NewWeighted(MaxScans), byID: make(map[chunk.ObjectID]*list.Element), flights: make(map[flightKey]*flight)}
+	l.shelf = newShelf(cfg, &l.stats)
+	l.growing.init()
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	return l
+}
+
+// Stats returns the counters.
+func (l *Library) Stats() *Stats { return &l.stats }
+
+// Close ends what is under way and waits for it.
+func (l *Library) Close() {
+	l.mu.Lock()
+	l.closed = true
+	l.mu.Unlock()
+	l.cancel()
+	l.group.Wait()
+}
+
+// Index returns the index of a tar: from memory, from disk, from the node that keeps it, or by
+// reading headers. An error has a class of this package when there is none, and of objstore
+// when the tar cannot be read.
+func (l *Library) Index(ctx context.Context, obj chunk.Object) (*Index, error) {
+	x, err := l.get(ctx, obj, l.cfg.Ask != nil)
+	if err == nil {
+		err = x.Err()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("index %s: %w", obj.URI(), err)
+	}
+	return x, nil
+}
+
+// Encoded returns the index of a tar for another node, and asks none itself. That the tar
+// has no index is no error but in what it returns.
+func (l *Library) Encoded(ctx context.Context, obj chunk.Object) ([]byte, error) {
+	x, err := l.get(ctx, obj, false)
+	if err != nil {
+		return nil, fmt.Errorf("index %s: %w", obj.URI(), err)
+	}
+	return encode(x, obj.ID()), nil
+}
+
+// get returns an index from memory, or shares in the flight that gets it.
+func (l *Library) get(ctx context.Context, obj chunk.Object, ask bool) (*Index, error) {
+	key := flightKey{obj.ID(), ask}
+	l.mu.Lock()
+	if x := l.recall(key.id); x != nil {
+		l.mu.Unlock()
+		return x, nil
+	}
+	f := l.flights[key]
+	if f == nil {
+		if l.closed {
+			l.mu.Unlock()
+			return nil, ErrClosed
+		}
+		f = &flight{done: make(chan struct{})}
+		l.flights[key] = f
+		l.start(f, key, obj)
+	}
+	f.waiters++
+	l.mu.Unlock()
+	select {
+	case <-f.done:
+		return f.x, f.err
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f.waiters--
+	if f.waiters == 0 { // what was scanned stays for the next who asks
+		f.cancel()
+		if l.flights[key] == f {
+			delete(l.flights, key)
+		}
+	}
+	return nil, ctx.Err()
+}
+
+// start begins a flight; mu is held.
+func (l *Library) start(f *flight, key flightKey, obj chunk.Object) {
+	ctx, cancel := context.WithCancel(l.ctx)
+	f.cancel = cancel
+	l.group.Go(func() {
+		defer cancel()
+		x, err := l.find(ctx, obj, key)
+		if err != nil && l.ctx.Err() != nil {
+			err = ErrClosed
+		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		f.x, f.err = x, err
+		if l.flights[key] == f {
+			delete(l.flights, key)
+		}
+		close(f.done)
+	})
+}
+
+// find gets an index that is not in memory.
+func (l *Library) find(ctx context.Context, obj chunk.Object, key flightKey) (*Index, error) {
+	if x := l.shelf.load(key.id, obj.Size); x != nil {
+		l.remember(key.id, x)
+		return x, nil
+	}
+	if key.ask {
+		b, err := l.cfg.Ask(ctx, obj)
+		if err == nil {
+			var x *Index
+			if x, err = decode(b, key.id, obj.Size); err == nil {
+				l.stats.Asked.Add(1)
+				l.remember(key.id, x)
+				l.shelf.keep(key.id, b)
+				return x, nil
+			}
+			l.stats.Damaged.Add(1)
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if !errors.Is(err, chunk.ErrNotHeld) {
+			l.cfg.Logger.Info("no index of a tar from the node that keeps it", "object", obj.URI(), "error", err)
+		}
+	}
+	return l.scan(ctx, obj, key.id)
+}
+
+// scan reads the headers of a tar, from where the last scan of it stopped.
+func (l *Library) scan(ctx context.Context, obj chunk.Object, id chunk.ObjectID) (*Index, error) {
+	if err := l.scans.Acquire(ctx, 1); err != nil {
+		return nil, err
+	}
+	defer l.scans.Release(1)
+	g := l.growing.of(obj, id)
+	defer l.growing.release(g)
+	g.take()
+	defer g.give()
+	if g.s == nil { // it came to its end meanwhile, or long ago
+		l.mu.Lock()
+		x := l.recall(id)
+		l.mu.Unlock()
+		if x == nil {
+			x = l.shelf.load(id, obj.Size)
+		}
+		if x != nil {
+			l.remember(id, x)
+			return x, nil
+		}
+		g.s = NewScanner(obj.Size)
+	}
+	src, err := l.cfg.Open(obj)
+	if err != nil {
+		return nil, err
+	}
+	defer src.Close()
+	r := &scanReader{size: obj.Size, buf: make([]byte, l.cfg.BlockBytes), at: -1, src: src}
+	r.read = func(p []byte, off int64) error {
+		n, err := src.ReadAt(ctx, p, off)
+		if n == len(p) {
+			return nil
+		}
+		if err == nil || errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		return err
+	}
+	defer l.growing.weigh(g)
+	if err := g.s.Scan(r); err != nil {
+		return nil, err
+	}
+	l.stats.Scanned.Add(1)
+	return l.complete(g), nil
+}
+
+// complete keeps the index of a tar of which all is known; g.mu is held.
+func (l *Library) complete(g *growth) *Index {
+	x := g.s.Index()
+	g.end()
+	l.remember(g.id, x)
+	l.shelf.keep(g.id, encode(x, g.id))
+	if left, first := x.LeftOut(); left > 0 || x.Damage() != "" {
+		args := []any{"object", g.obj.URI(), "members", x.Files(), "left out", left, "damage", x.Damage()}
+		if left > 0 {
+			args = append(args, "first", first[0].Name, "reason", first[0].Reason)
+		}
+		l.cfg.Logger.Info("tar with members that are not shown", args...)
+	}
+	return x
+}
+
+// recall returns an index from memory, or nil; mu is held.
+func (l *Library) recall(id chunk.ObjectID) *Index {
+	e := l.byID[id]
+	if e == nil {
+		return nil
+	}
+	l.memory.MoveToFront(e)
+	return e.Value.(*book).x
+}
+
+// remember keeps an index in memory, in place of those that were used before all others.
+func (l *Library) remember(id chunk.ObjectID, x *Index) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.byID[id] != nil {
+		return
+	}
+	l.byID[id] = l.memory.PushFront(&book{id, x})
+	l.bytes += x.Bytes()
+	for l.bytes > l.cfg.MemoryBytes && l.memory.Len() > 1 {
+		b := l.memory.Remove(l.memory.Back()).(*book)
+		delete(l.byID, b.id)
+		l.bytes -= b.x.Bytes()
+	}
+}
+
+// Arrived tells of bytes of an object that came to this node, in any order: the index
+// grows as far as they reach. It keeps nothing of data and does not block.
+func (l *Library) Arrived(obj chunk.Object, id chunk.ObjectID, off int64, data []byte) {
+	if !strings.HasSuffix(obj.Key, ".tar") {
+		return
+	}
+	g := l.growing.of(obj, id)
+	defer l.growing.release(g)
+	if l.growing.feed(g, off, data) {
+		l.growing.queue(g)
+	}
+}
+
+// Run completes indexes of tars that came by, until ctx ends.
+func (l *Library) Run(ctx context.Context) error {
+	l.shelf.count()
+	buf := make([]byte, l.cfg.BlockBytes)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case g := <-l.growing.ready:
+			l.grow(g, buf)
+			l.growing.unqueue(g)
+		}
+	}
+}
+
+// errNotHere is what a reader says of bytes that are not at hand.
+var errNotHere = errors.New("bytes are not here")
+
+// grow goes on with what this node holds, and completes what is known whole.
+func (l *Library) grow(g *growth, buf []byte) {
+	if g.slow.Load() {
+		return // whoever reads it completes it
+	}
+	g.take()
+	defer g.give()
+	if g.s == nil {
+		return
+	}
+	defer l.growing.weigh(g)
+	if !g.s.Done() {
+		src, err := l.cfg.Open(g.obj)
+		if err != nil {
+			return
+		}
+		defer src.Close()
+		r := &scanReader{size: g.obj.Size, buf: buf, at: -1, read: func(p []byte, off int64) error {
+			if !src.ReadHeld(p, off) {
+				return errNotHere
+			}
+			return nil
+		}}
+		if g.s.Scan(r) != nil {
+			return
+		}
+	}
+	if l.shelf.has(g.id) { // since an earlier time
+		g.end()
+		return
+	}
+	l.stats.Streamed.Add(1)
+	l.complete(g)
+}
+
+// scanReader reads a tar by whole blocks, the last of which it keeps.
+type scanReader struct {
+	size int64
+	buf  []byte
+	at   int64 // of the block in buf; -1: none
+	read func(p []byte, off int64) error
+
+	src   Source // told what will be read soon; nil: nothing is
+	run   int    // blocks read one after the other
+	ahead int64  // up to where that was told
+}
+
+func (r *scanReader) ReadAt(p []byte, off int64) (int, error) {
+	done := 0
+	for done < len(p) {
+		at := (off + int64(done)) / int64(len(r.buf)) * int64(len(r.buf))
+		n := min(int64(len(r.buf)), r.size-at)
+		if n <= 0 {
+			return done, io.EOF
+		}
+		if at != r.at {
+			if err := r.next(at, n); err != nil {
+				return done, err
+			}
+		}
+		done += copy(p[done:], r.buf[off+int64(done)-at:n])
+	}
+	return done, nil
+}
+
+// next reads another block.
+func (r *scanReader) next(at, n int64) error {
+	if at == r.at+int64(len(r.buf)) {
+		r.run++
+	} else {
+		r.run, r.ahead = 0, 0
+	}
+	if r.src != nil && r.run >= denseBlocks && at+prefetchBytes/2 > r.ahead {
+		from := max(at+n, r.ahead)
+		r.ahead = at + prefetchBytes
+		r.src.Prefetch(from, r.ahead-from)
+	}
+	r.at = -1
+	if err := r.read(r.buf[:n], at); err != nil {
+		return err
+	}
+	r.at = at
+	return nil
+}
