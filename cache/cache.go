@@ -76,6 +76,10 @@ type Config struct {
 	// chunk it would drop what nobody else is to have. nil: Owned of the first chunk.
 	Keeps func(chunk.Object, chunk.ObjectID) bool
 
+	// Arrived, unless nil, is told of each block that comes to this node, by whatever way, after
+	// the disk tier has had it. It must not block, and keeps nothing of the block's data.
+	Arrived func(chunk.Object, chunk.ObjectID, chunk.Block)
+
 	// MemoryBlocks is how many buffers of the arena may hold blocks for later
 	// readers; the rest is for blocks in transit, at least one. Default and
 	// maximum: half of the arena. Negative keeps none.

@@ -393,6 +393,7 @@ func (c *call) deliver(ctx context.Context, b chunk.Block, span chunk.Span, from
 	}
 	o.arrive(b, from)
 	stored := o.store(b)
+	o.arrived(b)
 	c.fl.mu.Lock()
 	borrowed := c.fl.land(c, b, from, stored)
 	c.fl.mu.Unlock()

@@ -22,6 +22,8 @@ type File struct {
 	// Where the last read ended, and how many bytes were read in a row up to
 	// there. Races between readers cost a guess, no more.
 	next, streak atomic.Int64
+
+	bound int64 // where the bytes end that will be read; 0: at the end of the object
 }
 
 // Object returns the version that the file reads.
@@ -69,7 +71,7 @@ func (f *File) read(ctx context.Context, r read) (int, error) {
 	if f.c.ahead.short.Load() {
 		f.c.ahead.pump() // what this reader was given last may have made room
 	}
-	r.f, r.extend = f, f.guess(r.off, r.n)
+	r.f, r.extend = f, f.within(f.guess(r.off, r.n), r.off, r.n)
 	if r.p != nil {
 		r.p = r.p[:r.n]
 	}
