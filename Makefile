@@ -18,7 +18,7 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 PROTOC_GEN_GO := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 PROTOC_GEN_GO_GRPC := google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
 
-.PHONY: image build demo test unit e2e check fmt vet staticcheck race vuln bench bench-read bench-cache bench-broadcast bench-scale generate clean
+.PHONY: image manifests e2e-kubernetes build demo test unit e2e check fmt vet staticcheck race vuln bench bench-read bench-cache bench-broadcast bench-scale generate clean
 
 build: bin/shardwell
 
@@ -54,7 +54,18 @@ unit:
 e2e: bin/shardwell
 	./e2e/setup
 	cd e2e && SHARDWELL_BIN=$(CURDIR)/bin/shardwell go test -p 1 -count=1 -timeout 40m ./...
-	cd e2e/kubernetes && go test -count=1 ./image
+	cd e2e/kubernetes && SHARDWELL_BIN=$(CURDIR)/bin/shardwell go test -count=1 -timeout 15m ./image ./chart
+
+# The product in a real Kubernetes of one node, installed by Helm. The first call compiles Kubernetes (ten minutes on
+# two idle cores) into a folder that git ignores and `make clean` leaves.
+e2e-kubernetes: image
+	./e2e/setup
+	./e2e/kubernetes/build.sh
+	cd e2e/kubernetes && SHARDWELL_IMAGE=$(CURDIR)/bin/shardwell-image.tar go test -v -count=1 -timeout 60m ./pods
+
+# deploy/manifests is made from the chart, for people without Helm; a test compares them.
+manifests:
+	cd e2e/kubernetes && go run ./manifests
 
 # What a change must pass besides the tests.
 check: fmt vet staticcheck race vuln
