@@ -1,7 +1,6 @@
 package chart_test
 
 import (
-	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -379,68 +378,6 @@ func TestValuesOfArguments(t *testing.T) {
 			}
 		}
 	}
-}
-
-// TestSchemaKnowsTheOptions compares the options that the schema allows with those the program has:
-// all but what the chart sets itself, and what has no meaning in a Pod.
-func TestSchemaKnowsTheOptions(t *testing.T) {
-	bin := binary(t)
-	text, err := os.ReadFile(filepath.Join(dir(t), "values.schema.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	type object struct {
-		Properties map[string]json.RawMessage
-	}
-	var schema struct {
-		Properties struct {
-			Config object
-			CSI    struct{ Properties struct{ Config object } }
-		}
-	}
-	if err := json.Unmarshal(text, &schema); err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range []struct {
-		command string
-		in      object
-		managed []string
-	}{
-		{"node", schema.Properties.Config, []string{
-			"cacheDir", "join", "bind", "peerBind", "advertise", "secretFile", "insecure", "name", "zone", "rack", "metricsBind", "controlSocket",
-			"endpoint", "region", "caFile", "credentialsFile", "originDir",
-		}},
-		{"csi", schema.Properties.CSI.Properties.Config, []string{
-			"endpoint", "nodeId", "kubeletDir", "selfRegister", "registrationPath", "controlSocket", "startupTaint",
-		}},
-	} {
-		for _, f := range flags(t, bin, c.command) {
-			key := camel(f)
-			_, allowed := c.in.Properties[key]
-			switch managed := slices.Contains(c.managed, key); {
-			case key == "config" || key == "help":
-			case managed && allowed:
-				t.Errorf("%s: the schema allows %s, which the chart sets itself", c.command, key)
-			case !managed && !allowed:
-				t.Errorf("%s: the schema does not know the option %s", c.command, key)
-			}
-			delete(c.in.Properties, key)
-		}
-		for key := range c.in.Properties {
-			t.Errorf("%s: the schema allows %s, which is no option", c.command, key)
-		}
-	}
-}
-
-// camel turns the name of a flag into its key in YAML.
-func camel(name string) string {
-	parts := strings.Split(name, "-")
-	for i, p := range parts[1:] {
-		if p != "" {
-			parts[i+1] = strings.ToUpper(p[:1]) + p[1:]
-		}
-	}
-	return strings.Join(parts, "")
 }
 
 // TestNotes says what is to be done next.
