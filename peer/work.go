@@ -54,6 +54,9 @@ type Bring struct {
 	Fill    bool  // all members are asked for the same
 	AtOnce  int   // chunks
 	MaxRate int64 // bytes a second; 0: no limit
+
+	Hold    []Prefix      // datasets that the member is to keep as if it owned them,
+	HoldFor time.Duration // for so long; 0: no more
 }
 
 // Outcome is how one part of a Bring ended.
@@ -92,6 +95,20 @@ type Worker interface {
 	Jobs(id string) [][]byte
 }
 
+func prefixesOut(list []Prefix) (out []*peerpb.Prefix) {
+	for _, p := range list[:min(len(list), maxWarm)] {
+		out = append(out, &peerpb.Prefix{Origin: p.Bucket.Origin, Bucket: p.Bucket.Name, Prefix: []byte(p.Prefix)})
+	}
+	return out
+}
+
+func prefixesIn(list []*peerpb.Prefix) (in []Prefix) {
+	for _, p := range list {
+		in = append(in, Prefix{objstore.Bucket{Origin: p.Origin, Name: p.Bucket}, string(p.Prefix)})
+	}
+	return in
+}
+
 // Lease asks the lessor of an origin's budget.
 func (p *Peers) Lease(ctx context.Context, lessor, origin string, rate, want float64) (l budget.Lease, err error) {
 	err = p.work(ctx, lessor, p.cfg.CallTimeout, func(ctx context.Context, c peerpb.WorkClient) error {
@@ -107,10 +124,7 @@ func (p *Peers) Lease(ctx context.Context, lessor, origin string, rate, want flo
 
 // Room asks a member how much its caches have for a warm-up.
 func (p *Peers) Room(ctx context.Context, member string, warm []Prefix) (limit, taken int64, err error) {
-	req := &peerpb.RoomRequest{}
-	for _, w := range warm[:min(len(warm), maxWarm)] {
-		req.Warm = append(req.Warm, &peerpb.Prefix{Origin: w.Bucket.Origin, Bucket: w.Bucket.Name, Prefix: []byte(w.Prefix)})
-	}
+	req := &peerpb.RoomRequest{Warm: prefixesOut(warm)}
 	err = p.work(ctx, member, p.cfg.CallTimeout, func(ctx context.Context, c peerpb.WorkClient) error {
 		r, err := c.Room(ctx, req)
 		limit, taken = r.GetLimitBytes(), r.GetTakenBytes()
@@ -122,7 +136,8 @@ func (p *Peers) Room(ctx context.Context, member string, warm []Prefix) (limit, 
 // Bring has a member do something and calls tell with what it says, from one goroutine. When the
 // member is lost, what tell did not hear of is not done.
 func (p *Peers) Bring(ctx context.Context, member string, b Bring, tell func(Brought) error) error {
-	req := &peerpb.BringRequest{Do: b.Do, Fill: b.Fill, AtOnce: uint32(max(0, b.AtOnce)), MaxRate: b.MaxRate}
+	req := &peerpb.BringRequest{Do: b.Do, Fill: b.Fill, AtOnce: uint32(max(0, b.AtOnce)), MaxRate: b.MaxRate,
+		Hold: prefixesOut(b.Hold), HoldNanos: int64(b.HoldFor)}
 	for _, part := range b.Parts {
 		req.Parts = append(req.Parts, &peerpb.Part{Object: part.Object.AppendBinary(nil), Chunks: part.Chunks})
 	}

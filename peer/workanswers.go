@@ -3,13 +3,13 @@ package peer
 import (
 	"context"
 	"math"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/shardwell/shardwell/internal/chunk"
-	"github.com/shardwell/shardwell/objstore"
 	"github.com/shardwell/shardwell/peer/peerpb"
 	"github.com/shardwell/shardwell/peer/transfer"
 )
@@ -43,11 +43,7 @@ func (a *workAnswers) Room(ctx context.Context, r *peerpb.RoomRequest) (*peerpb.
 	if len(r.Warm) > maxWarm {
 		return nil, errMalformed
 	}
-	var warm []Prefix
-	for _, w := range r.Warm {
-		warm = append(warm, Prefix{objstore.Bucket{Origin: w.Origin, Name: w.Bucket}, string(w.Prefix)})
-	}
-	limit, taken, err := a.cfg.Worker.Room(ctx, warm)
+	limit, taken, err := a.cfg.Worker.Room(ctx, prefixesIn(r.Warm))
 	if err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
@@ -59,8 +55,8 @@ func (a *workAnswers) Bring(r *peerpb.BringRequest, out grpc.ServerStreamingServ
 	if a.cfg.Worker == nil {
 		return errNoWork
 	}
-	b := Bring{Do: r.Do, Fill: r.Fill, AtOnce: int(r.AtOnce), MaxRate: r.MaxRate}
-	if len(r.Parts) > MaxParts || r.MaxRate < 0 || r.AtOnce > maxTakenChunks {
+	b := Bring{Do: r.Do, Fill: r.Fill, AtOnce: int(r.AtOnce), MaxRate: r.MaxRate, Hold: prefixesIn(r.Hold), HoldFor: time.Duration(r.HoldNanos)}
+	if len(r.Parts) > MaxParts || len(r.Hold) > maxWarm || r.HoldNanos < 0 || r.MaxRate < 0 || r.AtOnce > maxTakenChunks {
 		return errMalformed
 	}
 	for _, p := range r.Parts {

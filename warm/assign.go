@@ -1,6 +1,10 @@
 package warm
 
-import "github.com/shardwell/shardwell/internal/chunk"
+import (
+	"cmp"
+
+	"github.com/shardwell/shardwell/internal/chunk"
+)
 
 // Whole stands for all chunks of an object.
 const Whole = ^uint32(0)
@@ -91,4 +95,9 @@ func Fit(loads map[string]*Load, rooms map[string]Room) []Short {
 	}
 	sortShort(short)
 	return short
+}
+
+// Compare puts items in the order of their manifest.
+func (it Item) Compare(other Item) int {
+	return cmp.Or(cmp.Compare(it.Object, other.Object), cmp.Compare(it.Chunk, other.Chunk))
 }

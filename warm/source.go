@@ -52,9 +52,19 @@ func ParseSource(s string) (Source, error) {
 	return src, nil
 }
 
-// Exact returns a source that stands for one name as it is written: a line of a list.
-func Exact(base, name string) Source {
-	return Source{text: base + name, base: base, names: template{{text: escape.Replace(name)}}}
+// ParseLine reads a line of a list: the URI of an object, or of a directory if it ends in a slash, as it
+// is, without templates and patterns. It returns nil for an empty line and one that begins with #.
+func ParseLine(line string) (*Source, error) {
+	line = strings.TrimRight(line, "\r")
+	if strings.TrimSpace(line) == "" || line[0] == '#' {
+		return nil, nil
+	}
+	scheme, rest, ok := strings.Cut(line, "://")
+	bucket, name, _ := strings.Cut(rest, "/")
+	if !ok || scheme != "s3" && scheme != "file" || (bucket == "") != (scheme == "file") || strings.ContainsRune(line, 0) {
+		return nil, usagef("%q is not a URI: write s3://BUCKET/KEY or file:///PATH", line)
+	}
+	return &Source{text: line, base: scheme + "://" + bucket + "/", names: template{{text: escape.Replace(name)}}}, nil
 }
 
 var escape = strings.NewReplacer(`\`, `\\`, "{", `\{`, "}", `\}`, "*", `\*`, "?", `\?`, "[", `\[`, ",", `\,`)
@@ -69,14 +79,15 @@ func (s Source) Base() string { return s.base }
 type Want struct {
 	// Name is the key of an object, or of a directory, which may end in a slash; without Glob.
 	Name string
-	// Glob is a pattern of keys; Prefix is what all of them begin with.
-	Glob, Prefix string
+	// Glob is a pattern of keys.
+	Glob string
 }
 
-// Matcher is Match for many keys.
-func (w Want) Matcher() func(key string) bool {
-	g, err := parseGlob(w.Glob)
-	return func(key string) bool { return err == nil && g.match(key) }
+// Matcher returns what tells whether a key matches a pattern that [ParseSource] has taken, and what all
+// that do begin with.
+func Matcher(pattern string) (match func(key string) bool, prefix string) {
+	g, err := parseGlob(pattern)
+	return func(key string) bool { return err == nil && g.match(key) }, globPrefix(pattern)
 }
 
 // Wants yields what a source asks for, in the order in which it was written.
@@ -84,7 +95,7 @@ func (s Source) Wants() iter.Seq[Want] {
 	return func(yield func(Want) bool) {
 		if s.globs != nil {
 			for _, g := range s.globs {
-				w := Want{Glob: g, Prefix: globPrefix(g)}
+				w := Want{Glob: g}
 				if !hasGlob(g) {
 					w = Want{Name: plain(g)}
 				}

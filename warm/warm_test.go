@@ -106,7 +106,7 @@ func TestGlobs(t *testing.T) {
 		if err != nil || g.match(tt.key) != tt.want {
 			t.Errorf("%q and %q: not %v (%v)", tt.pattern, tt.key, tt.want, err)
 		}
-		if p := globPrefix(tt.pattern); tt.want && !strings.HasPrefix(tt.key, p) {
+		if _, p := Matcher(tt.pattern); tt.want && !strings.HasPrefix(tt.key, p) {
 			t.Errorf("%q: does not begin with %q", tt.key, p)
 		}
 	}
@@ -120,13 +120,13 @@ func TestSources(t *testing.T) {
 		in   string
 		want string
 	}{
-		{"s3://b", "{  }"},
-		{"s3://b/train-{00..01}.tar", "{train-00.tar  } {train-01.tar  }"},
-		{"s3://b/{x,y}/*.tar", "{ x/*.tar x/} { y/*.tar y/}"},
-		{"s3://b/{x,y*}", "{x  } { y* y}"},
+		{"s3://b", "{ }"},
+		{"s3://b/train-{00..01}.tar", "{train-00.tar } {train-01.tar }"},
+		{"s3://b/{x,y}/*.tar", "{ x/*.tar} { y/*.tar}"},
+		{"s3://b/{x,y*}", "{x } { y*}"},
 		{"s3://b/{x{1..2000},y*}", "error"},
-		{`s3://b/a\{1\}`, "{a{1}  }"},
-		{"file:///d/e", "{d/e  }"},
+		{`s3://b/a\{1\}`, "{a{1} }"},
+		{"file:///d/e", "{d/e }"},
 		{"b/c", "error"}, {"gs://b/c", "error"}, {"s3:///c", "error"}, {"s3://b{1,2}/c", "error"},
 		{"s3://b/{1..100000}{1..100000}", "error"},
 		{"s3://b/{1..2000}*", "error"},
@@ -147,10 +147,22 @@ func TestSources(t *testing.T) {
 			t.Errorf("%q: %s, want %s (%v)", tt.in, got, tt.want, err)
 		}
 	}
+}
+
+func TestLines(t *testing.T) {
 	name := `odd{1..2}*[x]\,name`
-	for w := range Exact("s3://b/", name).Wants() {
-		if w.Name != name {
+	src, err := ParseLine("s3://b/" + name + "\r")
+	if err != nil || src.Base() != "s3://b/" {
+		t.Fatalf("%v, %v", src, err)
+	}
+	for w := range src.Wants() {
+		if w.Name != name || w.Glob != "" {
 			t.Errorf("a name of a list became %+v", w)
+		}
+	}
+	for line, ok := range map[string]bool{"": true, "  ": true, "# s3://b/x": true, "x": false, "s3:///x": false, "file://h/x": false} {
+		if src, err := ParseLine(line); src != nil || (err == nil) != ok {
+			t.Errorf("%q: %v, %v", line, src, err)
 		}
 	}
 }

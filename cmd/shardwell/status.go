@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"text/tabwriter"
+	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
@@ -103,6 +104,12 @@ func datasetTable(w io.Writer, st control.Status) {
 	}
 	for _, d := range st.Datasets {
 		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n", printable(d.URI), d.Objects, size(d.Bytes), size(d.CachedBytes), size(d.LocalBytes))
+	}
+	if len(st.Pins) > 0 {
+		fmt.Fprintf(w, "\nPINNED\tbytes\tuntil\n")
+	}
+	for _, p := range st.Pins {
+		fmt.Fprintf(w, "%s\t%s\t%s\n", printable(p.URI), size(p.Bytes), p.Until.Format(time.DateTime))
 	}
 	if len(st.Broadcasts) > 0 {
 		fmt.Fprintf(w, "\nBROADCAST\tdone\treceiving\trate\torigin copies\tmax/mean sent\n")

@@ -42,6 +42,7 @@ var libraries = map[string][]string{
 	"github.com/dgraph-io/ristretto":     {"cache/meta", "fuse/tarindex"},
 	"github.com/prometheus":              {"internal/node"},
 	"github.com/spf13/cobra":             {"cmd"},
+	"github.com/vbauerster/mpb":          {"cmd"},
 	"github.com/spf13/pflag":             {"internal/config", "cmd"},
 	"google.golang.org/grpc":             {"peer", "internal/control", "internal/node", "deploy/csi"},
 	"go.yaml.in/yaml":                    {"internal/config", "deploy/kube"},

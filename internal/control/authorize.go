@@ -17,6 +17,7 @@ const (
 	OpVersion Operation = "version"
 	OpPin     Operation = "pin"
 	OpDrain   Operation = "drain"
+	OpWarm    Operation = "warm"
 )
 
 // ErrRefused says that a caller may not do what it asked for.

@@ -31,6 +31,7 @@ const (
 type Client struct {
 	conn *grpc.ClientConn
 	rpc  controlpb.ControlClient
+	warm controlpb.WarmClient
 }
 
 // Dial connects to the node behind socket. The error matches [ErrNoNode] when
@@ -60,7 +61,7 @@ func Dial(ctx context.Context, socket string) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("control socket %s: %w", socket, err)
 	}
-	return &Client{conn: conn, rpc: controlpb.NewControlClient(conn)}, nil
+	return &Client{conn: conn, rpc: controlpb.NewControlClient(conn), warm: controlpb.NewWarmClient(conn)}, nil
 }
 
 // Close ends the connection; calls that are at work fail.

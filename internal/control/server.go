@@ -50,7 +50,9 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 		grpc.MaxConcurrentStreams(maxConcurrentStreams),
 		grpc.WaitForHandlers(true),
 	)
-	controlpb.RegisterControlServer(g, &handlers{server: s})
+	h := &handlers{server: s}
+	controlpb.RegisterControlServer(g, h)
+	controlpb.RegisterWarmServer(g, &warmHandlers{handlers: h})
 	served := make(chan error, 1)
 	go func() { served <- g.Serve(l) }()
 	select {

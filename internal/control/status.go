@@ -18,6 +18,7 @@ type Status struct {
 	Refused    []Refusal   `json:"refused"`    // members that were turned away, newest first
 	Mounts     []Mount     `json:"mounts"`     // of this node
 	Datasets   []Dataset   `json:"datasets"`   // that are mounted in this node
+	Pins       []Pin       `json:"pins"`       // that this node knows of
 	Broadcasts []Broadcast `json:"broadcasts"` // that this node takes part in
 	Bytes      Bytes       `json:"bytes"`      // since this node started
 	Disks      []Disk      `json:"disks"`      // of this node
@@ -71,6 +72,13 @@ type Dataset struct {
 	PinnedUntil *time.Time `json:"pinnedUntil"` // null: not pinned
 }
 
+// Pin protects what lies under a URI in all caches.
+type Pin struct {
+	URI   string    `json:"uri"`
+	Until time.Time `json:"until"`
+	Bytes int64     `json:"bytes"` // that it was admitted for
+}
+
 // Broadcast is an object that several nodes receive at once.
 type Broadcast struct {
 	Object          string  `json:"object"`
@@ -121,6 +129,7 @@ func (s Status) normal() Status {
 	s.Refused = orEmpty(s.Refused)
 	s.Mounts = orEmpty(s.Mounts)
 	s.Datasets = orEmpty(s.Datasets)
+	s.Pins = orEmpty(s.Pins)
 	s.Broadcasts = orEmpty(s.Broadcasts)
 	s.Disks = orEmpty(s.Disks)
 	s.SkippedKeys = orEmpty(s.SkippedKeys)

@@ -129,6 +129,7 @@ func (c *cluster) openServer(n *Node) (err error) {
 		Bounds:   transfer.ServerConfig{MaxSentBytesPerSecond: int64(n.cfg.MaxUpload)},
 		Keeper:   keeper{n},
 		Lessor:   n.budgets,
+		Worker:   worker{n},
 		RingHash: func() uint64 { return c.ring.history.Current().Fingerprint() },
 		Forget: func(ctx context.Context, b objstore.Bucket, prefix string) (count int, err error) {
 			err = n.requests.do(ctx, func(ctx context.Context) (err error) {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/shardwell/shardwell/cache/evict"
+	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/objstore"
 	"github.com/shardwell/shardwell/peer"
 )
@@ -170,12 +171,17 @@ func (d *datasets) pin(ds evict.Dataset, bytes, capacityBytes int64, until, now 
 	return nil
 }
 
-// pinnedUntil tells until when a dataset is pinned; ok is false when it is not.
+// pinnedUntil tells until when all of a dataset is pinned; ok is false when it is not.
 func (d *datasets) pinnedUntil(ds evict.Dataset) (until time.Time, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	p := d.pins[ds]
-	return time.Unix(0, p.Until), p.Until > time.Now().UnixNano()
+	last := time.Now().UnixNano()
+	for of, p := range d.pins {
+		if p.Until > last && of.Covers(chunk.Object{Origin: ds.Origin, Bucket: ds.Bucket, Key: ds.Prefix}) {
+			last, ok = p.Until, true
+		}
+	}
+	return time.Unix(0, last), ok
 }
 
 // update makes a new table, writes it down, and says so if what is in use has changed.

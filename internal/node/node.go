@@ -62,6 +62,7 @@ type Node struct {
 	left    chan struct{} // closed when the node was drained and is to end
 	leaving sync.Once
 
+	jobs     *jobs // warm-ups
 	requests *requests
 	closing  sync.Once
 }
@@ -94,6 +95,7 @@ func New(cfg config.Config, log *slog.Logger) (_ *Node, err error) {
 	}
 	n.uses = newDatasets(log, n.disks, n.disks.judged)
 	n.policy.datasets = n.uses
+	n.policy.held.open(log, n.disks, time.Now())
 	if n.id = n.disks.nodeID(); n.id == "" {
 		var random [8]byte
 		_, _ = rand.Read(random[:]) // never fails
@@ -108,7 +110,7 @@ func New(cfg config.Config, log *slog.Logger) (_ *Node, err error) {
 	}
 	n.origins = newOrigins(cfg, log)
 	n.recallOffer()
-	n.budgets = newBudgets(n)
+	n.budgets, n.jobs = newBudgets(n), newJobs(n)
 	n.origins.pace = n.budgets.pace
 	if n.cluster, err = openCluster(n); err != nil {
 		return nil, err
@@ -171,6 +173,7 @@ func (n *Node) Run(ctx context.Context) error {
 	group.Go(func() error { return part(forDisks, "metrics", n.watch.Run) })
 	group.Go(func() error { return part(forCluster, "uses", n.keepTelling) })
 	group.Go(func() error { return part(forCluster, "moves", n.keepMoving) })
+	group.Go(func() error { return part(forCluster, "warm-ups", n.keepJobs) })
 	group.Go(func() error { return part(forCluster, "capacity", n.keepOffering) })
 	group.Go(func() error { return part(forCluster, "quotas", n.keepCounting) })
 	group.Go(func() error { return part(forCluster, "overwritten versions", n.keepFreeing) })

@@ -20,6 +20,7 @@ type policy struct {
 	ring       atomic.Pointer[ring.History] // nil until the cluster is open: then everything is owned
 	datasets   *datasets
 	stale      staleVersions
+	held       holdings
 
 	mu    sync.Mutex
 	quota map[evict.Dataset]int64 // bytes that this node owns of datasets with a quota
@@ -27,14 +28,14 @@ type policy struct {
 
 var _ disk.Policy = (*policy)(nil)
 
-// Owns implements disk.Policy.
+// Owns implements disk.Policy. What each node is to hold counts as owned by each.
 func (p *policy) Owns(obj chunk.Object, id chunk.ObjectID, block uint32) bool {
 	h := p.ring.Load()
 	if h == nil {
 		return true
 	}
 	m := h.Current().Owner(ring.KeyOf(id, obj.Size, p.placeWhole, p.geometry.ChunkOf(block)))
-	return m != nil && m.ID == p.self
+	return m != nil && m.ID == p.self || p.held.covers(obj, time.Now())
 }
 
 // Judge implements disk.Policy.

@@ -44,6 +44,11 @@ func (n *Node) status(ctx context.Context) (_ control.Status, err error) {
 		used, budget := d.Usage()
 		st.Disks = append(st.Disks, control.Disk{Path: d.Path(), State: d.State().String(), UsedBytes: used, BudgetBytes: budget})
 	}
+	for _, u := range n.uses.now().Uses() {
+		if u.PinnedUntil > time.Now().UnixNano() {
+			st.Pins = append(st.Pins, control.Pin{URI: uriOf(bucketOfDataset(u.Dataset), u.Prefix), Until: time.Unix(0, u.PinnedUntil), Bytes: u.PinBytes})
+		}
+	}
 	mounts := n.mounts.all()
 	for _, m := range mounts {
 		st.Mounts = append(st.Mounts, control.Mount{URI: m.uri, Dir: m.session.Dir()})

@@ -399,9 +399,11 @@ type BringRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Do            BringRequest_Do        `protobuf:"varint,1,opt,name=do,proto3,enum=shardwell.peer.v1.BringRequest_Do" json:"do,omitempty"`
 	Parts         []*Part                `protobuf:"bytes,2,rep,name=parts,proto3" json:"parts,omitempty"`
-	Fill          bool                   `protobuf:"varint,3,opt,name=fill,proto3" json:"fill,omitempty"`                      // every node brings the same to itself
-	AtOnce        uint32                 `protobuf:"varint,4,opt,name=at_once,json=atOnce,proto3" json:"at_once,omitempty"`    // chunks
-	MaxRate       int64                  `protobuf:"varint,5,opt,name=max_rate,json=maxRate,proto3" json:"max_rate,omitempty"` // bytes a second; 0: no limit
+	Fill          bool                   `protobuf:"varint,3,opt,name=fill,proto3" json:"fill,omitempty"`                            // every node brings the same to itself
+	AtOnce        uint32                 `protobuf:"varint,4,opt,name=at_once,json=atOnce,proto3" json:"at_once,omitempty"`          // chunks
+	MaxRate       int64                  `protobuf:"varint,5,opt,name=max_rate,json=maxRate,proto3" json:"max_rate,omitempty"`       // bytes a second; 0: no limit
+	Hold          []*Prefix              `protobuf:"bytes,6,rep,name=hold,proto3" json:"hold,omitempty"`                             // datasets that the member is to keep as if it owned them,
+	HoldNanos     int64                  `protobuf:"varint,7,opt,name=hold_nanos,json=holdNanos,proto3" json:"hold_nanos,omitempty"` // for so long; 0: no more
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -467,6 +469,20 @@ func (x *BringRequest) GetAtOnce() uint32 {
 func (x *BringRequest) GetMaxRate() int64 {
 	if x != nil {
 		return x.MaxRate
+	}
+	return 0
+}
+
+func (x *BringRequest) GetHold() []*Prefix {
+	if x != nil {
+		return x.Hold
+	}
+	return nil
+}
+
+func (x *BringRequest) GetHoldNanos() int64 {
+	if x != nil {
+		return x.HoldNanos
 	}
 	return 0
 }
@@ -924,13 +940,16 @@ const file_work_proto_rawDesc = "" +
 	"takenBytes\"6\n" +
 	"\x04Part\x12\x16\n" +
 	"\x06object\x18\x01 \x01(\fR\x06object\x12\x16\n" +
-	"\x06chunks\x18\x02 \x03(\rR\x06chunks\"\xdf\x01\n" +
+	"\x06chunks\x18\x02 \x03(\rR\x06chunks\"\xad\x02\n" +
 	"\fBringRequest\x122\n" +
 	"\x02do\x18\x01 \x01(\x0e2\".shardwell.peer.v1.BringRequest.DoR\x02do\x12-\n" +
 	"\x05parts\x18\x02 \x03(\v2\x17.shardwell.peer.v1.PartR\x05parts\x12\x12\n" +
 	"\x04fill\x18\x03 \x01(\bR\x04fill\x12\x17\n" +
 	"\aat_once\x18\x04 \x01(\rR\x06atOnce\x12\x19\n" +
-	"\bmax_rate\x18\x05 \x01(\x03R\amaxRate\"$\n" +
+	"\bmax_rate\x18\x05 \x01(\x03R\amaxRate\x12-\n" +
+	"\x04hold\x18\x06 \x03(\v2\x19.shardwell.peer.v1.PrefixR\x04hold\x12\x1d\n" +
+	"\n" +
+	"hold_nanos\x18\a \x01(\x03R\tholdNanos\"$\n" +
 	"\x02Do\x12\t\n" +
 	"\x05FETCH\x10\x00\x12\t\n" +
 	"\x05CHECK\x10\x01\x12\b\n" +
@@ -1007,24 +1026,25 @@ var file_work_proto_depIdxs = []int32{
 	3,  // 0: shardwell.peer.v1.RoomRequest.warm:type_name -> shardwell.peer.v1.Prefix
 	0,  // 1: shardwell.peer.v1.BringRequest.do:type_name -> shardwell.peer.v1.BringRequest.Do
 	6,  // 2: shardwell.peer.v1.BringRequest.parts:type_name -> shardwell.peer.v1.Part
-	9,  // 3: shardwell.peer.v1.BringReply.outcomes:type_name -> shardwell.peer.v1.Outcome
-	1,  // 4: shardwell.peer.v1.Work.Lease:input_type -> shardwell.peer.v1.LeaseRequest
-	4,  // 5: shardwell.peer.v1.Work.Room:input_type -> shardwell.peer.v1.RoomRequest
-	7,  // 6: shardwell.peer.v1.Work.Bring:input_type -> shardwell.peer.v1.BringRequest
-	10, // 7: shardwell.peer.v1.Work.KeepJob:input_type -> shardwell.peer.v1.KeepJobRequest
-	12, // 8: shardwell.peer.v1.Work.KeepList:input_type -> shardwell.peer.v1.KeepListRequest
-	14, // 9: shardwell.peer.v1.Work.Jobs:input_type -> shardwell.peer.v1.JobsRequest
-	2,  // 10: shardwell.peer.v1.Work.Lease:output_type -> shardwell.peer.v1.LeaseReply
-	5,  // 11: shardwell.peer.v1.Work.Room:output_type -> shardwell.peer.v1.RoomReply
-	8,  // 12: shardwell.peer.v1.Work.Bring:output_type -> shardwell.peer.v1.BringReply
-	11, // 13: shardwell.peer.v1.Work.KeepJob:output_type -> shardwell.peer.v1.KeepJobReply
-	13, // 14: shardwell.peer.v1.Work.KeepList:output_type -> shardwell.peer.v1.KeepListReply
-	15, // 15: shardwell.peer.v1.Work.Jobs:output_type -> shardwell.peer.v1.JobsReply
-	10, // [10:16] is the sub-list for method output_type
-	4,  // [4:10] is the sub-list for method input_type
-	4,  // [4:4] is the sub-list for extension type_name
-	4,  // [4:4] is the sub-list for extension extendee
-	0,  // [0:4] is the sub-list for field type_name
+	3,  // 3: shardwell.peer.v1.BringRequest.hold:type_name -> shardwell.peer.v1.Prefix
+	9,  // 4: shardwell.peer.v1.BringReply.outcomes:type_name -> shardwell.peer.v1.Outcome
+	1,  // 5: shardwell.peer.v1.Work.Lease:input_type -> shardwell.peer.v1.LeaseRequest
+	4,  // 6: shardwell.peer.v1.Work.Room:input_type -> shardwell.peer.v1.RoomRequest
+	7,  // 7: shardwell.peer.v1.Work.Bring:input_type -> shardwell.peer.v1.BringRequest
+	10, // 8: shardwell.peer.v1.Work.KeepJob:input_type -> shardwell.peer.v1.KeepJobRequest
+	12, // 9: shardwell.peer.v1.Work.KeepList:input_type -> shardwell.peer.v1.KeepListRequest
+	14, // 10: shardwell.peer.v1.Work.Jobs:input_type -> shardwell.peer.v1.JobsRequest
+	2,  // 11: shardwell.peer.v1.Work.Lease:output_type -> shardwell.peer.v1.LeaseReply
+	5,  // 12: shardwell.peer.v1.Work.Room:output_type -> shardwell.peer.v1.RoomReply
+	8,  // 13: shardwell.peer.v1.Work.Bring:output_type -> shardwell.peer.v1.BringReply
+	11, // 14: shardwell.peer.v1.Work.KeepJob:output_type -> shardwell.peer.v1.KeepJobReply
+	13, // 15: shardwell.peer.v1.Work.KeepList:output_type -> shardwell.peer.v1.KeepListReply
+	15, // 16: shardwell.peer.v1.Work.Jobs:output_type -> shardwell.peer.v1.JobsReply
+	11, // [11:17] is the sub-list for method output_type
+	5,  // [5:11] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_work_proto_init() }

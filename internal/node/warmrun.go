@@ -1,0 +1,356 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/shardwell/shardwell/cache/evict"
+	"github.com/shardwell/shardwell/peer"
+	"github.com/shardwell/shardwell/warm"
+)
+
+// maxRounds bounds how often what is missing is fetched again.
+const maxRounds = 5
+
+// warmRun is a job while this node runs it.
+type warmRun struct {
+	n      *Node
+	list   []byte
+	update func(func(*warm.Record)) // changes the record
+
+	s      *survey
+	mu     sync.Mutex
+	failed map[place]ending // why a fetch failed, by what and where
+	nodes  map[string]*warm.NodeProgress
+	order  []string
+}
+
+// place is an item at a member.
+type place struct {
+	node string
+	item warm.Item
+}
+
+// do runs the job to its end, or until ctx ends; then the error is ctx's. Other errors say why it
+// could not be done at all.
+func (r *warmRun) do(ctx context.Context, spec warm.Spec) error {
+	if err := r.n.waitJoined(ctx); err != nil {
+		return err
+	}
+	var misses []warm.Missing
+	s, err := r.n.survey(ctx, spec, r.list, func(m warm.Missing) { misses = append(misses, m) })
+	if err != nil {
+		return err
+	}
+	r.s = s
+	end, err := r.protect(ctx, spec)
+	if err != nil {
+		return err
+	}
+	defer end()
+	r.start(misses)
+	lost, err := r.rounds(ctx)
+	if err != nil {
+		return err
+	}
+	return r.finish(ctx, misses, lost)
+}
+
+// waitJoined waits until the cluster was looked for: before, this node would own everything.
+func (n *Node) waitJoined(ctx context.Context) error {
+	select {
+	case <-n.cluster.joined():
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// protect sees that what is brought fits and stays, until the returned function is called.
+func (r *warmRun) protect(ctx context.Context, spec warm.Spec) (end func(), err error) {
+	if !spec.Force {
+		short, err := r.s.short(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if len(short) > 0 {
+			return nil, errors.New(tooLarge(short))
+		}
+	}
+	if spec.Pin > 0 {
+		if err := r.s.pin(ctx, spec.Pin); err != nil {
+			return nil, err
+		}
+	}
+	var removes []func()
+	for _, d := range r.s.sets {
+		removes = append(removes, r.n.uses.add(claim{evict.Dataset(d), evict.Epoch, 0}))
+	}
+	ctx, cancel := context.WithTimeout(ctx, tellPatience)
+	defer cancel()
+	r.n.tell(ctx)
+	return func() {
+		for _, f := range removes {
+			f()
+		}
+	}, nil
+}
+
+// tooLarge says that a warm-up does not fit.
+func tooLarge(short []warm.Short) string {
+	var parts []string
+	for _, s := range short[:min(len(short), 3)] {
+		parts = append(parts, fmt.Sprintf("%s would have to keep %d bytes and has room for %d", s.Node, s.NeedBytes, s.RoomBytes))
+	}
+	more := ""
+	if len(short) > len(parts) {
+		more = fmt.Sprintf("; and %d more", len(short)-len(parts))
+	}
+	return "it does not fit: " + strings.Join(parts, "; ") + more + ": name less, or go on all the same with --force"
+}
+
+// pin pins what a survey is about, for so long from now.
+func (s *survey) pin(ctx context.Context, ttl time.Duration) error {
+	capacity, err := s.n.capacity(ctx)
+	if err != nil {
+		return err
+	}
+	copies := int64(1)
+	if s.spec.EveryNode {
+		copies = int64(len(s.loads))
+	}
+	bytes := make([]int64, len(s.sets))
+	for _, o := range s.found.manifest.All() {
+		for i, d := range s.sets {
+			if d.Covers(o) {
+				bytes[i] += o.Size * copies
+				break
+			}
+		}
+	}
+	now := time.Now()
+	for i, d := range s.sets {
+		if err := s.n.uses.pin(evict.Dataset(d), bytes[i], capacity, now.Add(ttl), now); err != nil {
+			return fmt.Errorf("pin %s: %w", uriOf(bucketOfDataset(evict.Dataset(d)), d.Prefix), err)
+		}
+	}
+	s.n.tell(ctx)
+	return nil
+}
+
+// start notes what is to be done.
+func (r *warmRun) start(misses []warm.Missing) {
+	parts, bytes := total(r.s.loads)
+	r.nodes = make(map[string]*warm.NodeProgress)
+	for id, l := range r.s.loads {
+		r.nodes[id] = &warm.NodeProgress{Node: r.n.nameOf(id), Bytes: l.Bytes}
+		r.order = append(r.order, id)
+	}
+	slices.SortFunc(r.order, func(a, b string) int { return strings.Compare(r.nodes[a].Node, r.nodes[b].Node) })
+	r.update(func(rec *warm.Record) {
+		rec.Progress = warm.Progress{Objects: int64(r.s.found.manifest.Len()) + int64(len(misses)), Bytes: bytes, Parts: parts, FailedParts: int64(len(misses))}
+		for _, id := range r.order {
+			rec.Progress.Nodes = append(rec.Progress.Nodes, *r.nodes[id])
+		}
+	})
+}
+
+// moved counts bytes that a member holds.
+func (r *warmRun) moved(node string, held, fetched int64) {
+	r.mu.Lock()
+	if p := r.nodes[node]; p != nil {
+		p.DoneBytes = min(p.Bytes, p.DoneBytes+held)
+	}
+	r.mu.Unlock()
+	r.update(func(rec *warm.Record) {
+		rec.Progress.DoneBytes = min(rec.Progress.Bytes, rec.Progress.DoneBytes+held)
+		rec.Progress.FetchedBytes += fetched
+		r.copyNodes(&rec.Progress)
+	})
+}
+
+func (r *warmRun) copyNodes(p *warm.Progress) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p.Nodes = p.Nodes[:0:0]
+	for _, id := range r.order {
+		p.Nodes = append(p.Nodes, *r.nodes[id])
+	}
+}
+
+// rounds fetches, checks, and fetches again what may still be had. It returns what is missing in the end.
+func (r *warmRun) rounds(ctx context.Context) (lost map[place]ending, err error) {
+	todo := r.s.loads
+	for round := 1; ; round++ {
+		r.failed = make(map[place]ending)
+		if err := r.s.sweep(ctx, r.fetchOrder(todo)); err != nil {
+			return nil, err
+		}
+		if r.s.loads, err = r.s.assign(); err != nil { // members may have come and gone
+			return nil, err
+		}
+		if lost, err = r.check(ctx); err != nil || len(lost) == 0 {
+			return lost, err
+		}
+		todo = r.again(lost, round)
+		if len(todo) == 0 || round == maxRounds {
+			return lost, nil
+		}
+		r.update(func(rec *warm.Record) { rec.Progress.Checking = false })
+	}
+}
+
+// fetchOrder is the order by which members bring loads.
+func (r *warmRun) fetchOrder(loads map[string]*warm.Load) order {
+	spec := r.s.spec
+	b := peer.Bring{Do: peer.DoFetch, Fill: spec.EveryNode, AtOnce: spec.Parallel, MaxRate: spec.OriginRate}
+	if spec.EveryNode { // all ask for the same, which leaves the origin once
+		b.Hold, b.HoldFor = r.s.prefixes(), holdWhile
+	} else if spec.OriginRate > 0 {
+		b.MaxRate = max(1, spec.OriginRate/int64(max(1, len(loads))))
+	}
+	return order{Bring: b, loads: loads, moved: r.moved, done: func(v ending) {
+		if v.reason == "" {
+			r.update(func(rec *warm.Record) { rec.Progress.DoneObjects = min(rec.Progress.Parts, rec.Progress.DoneObjects+1) })
+			return
+		}
+		r.mu.Lock()
+		r.failed[place{v.node, v.item}] = v
+		if v.reason == notOwnedHere { // no failure: it is somebody else's now
+			r.mu.Unlock()
+			return
+		}
+		if p := r.nodes[v.node]; p != nil {
+			p.Failed++
+		}
+		r.mu.Unlock()
+		r.update(func(rec *warm.Record) {
+			rec.Progress.FailedParts++
+			r.copyNodes(&rec.Progress)
+		})
+	}}
+}
+
+// check asks all members whether they hold what they should.
+func (r *warmRun) check(ctx context.Context) (lost map[place]ending, err error) {
+	r.update(func(rec *warm.Record) { rec.Progress.Checking = true })
+	lost = make(map[place]ending)
+	held := make(map[string]int64)
+	parts := int64(0)
+	err = r.s.sweep(ctx, order{Bring: peer.Bring{Do: peer.DoCheck}, loads: r.s.loads,
+		moved: func(node string, n, _ int64) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			held[node] += n
+		},
+		done: func(v ending) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if v.reason == "" {
+				parts++
+				return
+			}
+			at := place{v.node, v.item}
+			if why, ok := r.failed[at]; ok && v.reason == warm.NotCached && why.reason != notOwnedHere {
+				v.reason, v.detail = why.reason, why.detail
+			}
+			lost[at] = v
+		}})
+	if err != nil {
+		return nil, err
+	}
+	all, bytes := total(r.s.loads)
+	r.mu.Lock()
+	sum := int64(0)
+	r.nodes, r.order = make(map[string]*warm.NodeProgress), nil
+	for id, l := range r.s.loads {
+		r.nodes[id] = &warm.NodeProgress{Node: r.n.nameOf(id), Bytes: l.Bytes, DoneBytes: held[id]}
+		r.order = append(r.order, id)
+		sum += held[id]
+	}
+	for at := range lost {
+		r.nodes[at.node].Failed++
+	}
+	slices.SortFunc(r.order, func(a, b string) int { return strings.Compare(r.nodes[a].Node, r.nodes[b].Node) })
+	r.mu.Unlock()
+	r.update(func(rec *warm.Record) {
+		p := &rec.Progress
+		p.Parts, p.Bytes, p.DoneObjects, p.DoneBytes, p.FailedParts = all, bytes, parts, sum, rec.Progress.Objects-int64(r.s.found.manifest.Len())+int64(len(lost))
+		r.copyNodes(p)
+	})
+	return lost, nil
+}
+
+// again returns what of lost may be had after all. A place that is full once may have been full of what
+// was about to go.
+func (r *warmRun) again(lost map[place]ending, round int) map[string]*warm.Load {
+	loads := make(map[string]*warm.Load)
+	for at, v := range lost {
+		switch v.reason {
+		case warm.Forbidden, warm.NotFound, warm.Changed, warm.DiskFailed:
+			continue
+		case warm.NoRoom:
+			if round > 1 {
+				continue
+			}
+		}
+		l := loads[at.node]
+		if l == nil {
+			l = &warm.Load{}
+			loads[at.node] = l
+		}
+		l.Items = append(l.Items, at.item)
+		l.Bytes += at.item.BytesOf(r.n.geometry, r.s.found.manifest.At(int(at.item.Object)))
+	}
+	for _, l := range loads {
+		slices.SortFunc(l.Items, warm.Item.Compare)
+	}
+	return loads
+}
+
+// finish pins for the time that was asked for, and writes down how the job has ended.
+func (r *warmRun) finish(ctx context.Context, misses []warm.Missing, lost map[place]ending) error {
+	var pin time.Duration
+	r.update(func(rec *warm.Record) { pin = rec.Spec.Pin }) // who has joined may have asked for one
+	if pin > 0 {
+		if err := r.s.pin(ctx, pin); err != nil {
+			return err
+		}
+	}
+	if r.s.spec.EveryNode {
+		if err := r.s.holdOn(ctx, pin); err != nil {
+			return err
+		}
+	}
+	r.update(func(rec *warm.Record) {
+		for _, m := range misses {
+			rec.Miss(m)
+		}
+		for _, v := range lost {
+			r.s.missing(v, rec.Miss)
+		}
+		rec.State = warm.Done
+		if rec.Lost() > 0 {
+			rec.State = warm.Partly
+		}
+	})
+	return nil
+}
+
+// holdOn tells all members for how long they are to hold what a survey is about as if they owned it.
+func (s *survey) holdOn(ctx context.Context, ttl time.Duration) error {
+	for id := range s.loads {
+		b := peer.Bring{Do: peer.DoCheck, Hold: s.prefixes(), HoldFor: ttl}
+		if err := s.n.bring(ctx, id, b, func(peer.Brought) error { return nil }); err != nil && ctx.Err() != nil {
+			return err
+		} else if err != nil {
+			s.n.log.Warn("a member was not told how long to hold what was warmed up", "peer", id, "error", err)
+		}
+	}
+	return nil
+}
