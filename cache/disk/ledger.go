@@ -73,19 +73,21 @@ func (l *ledger) used() int64 {
 	return l.foreign + l.grown + l.orphaned
 }
 
-// Shares of a directory that are its transit area.
+// The transit area of a directory: 5 %, and 16 GiB, some seconds of a broadcast, where that is an eighth of
+// the directory at most. Of a small one it would be most, so there it is 1/64; between 16 and
+// 128 GiB it grows from the one to the other, so that a larger directory never keeps less.
 const (
-	transitShare      = 20       // 5 %, in directories where that is
-	minTransitBytes   = 16 << 30 // this much or more;
-	smallTransitShare = 64       // in smaller ones it would be too large a part
+	transitShare      = 20
+	minTransitBytes   = 16 << 30
+	smallTransitShare = 64
+	smallRoomBytes    = 16 << 30
+	growthShare       = (128<<30 - smallRoomBytes) / minTransitBytes // 1/7 of what is beyond smallRoomBytes
 )
 
 // TransitBytes returns the size of the transit area of a directory that may take roomBytes.
 func TransitBytes(roomBytes int64) int64 {
-	if n := roomBytes / transitShare; n >= minTransitBytes {
-		return n
-	}
-	return roomBytes / smallTransitShare
+	small := max(roomBytes/smallTransitShare, (roomBytes-smallRoomBytes)/growthShare)
+	return min(max(roomBytes/transitShare, minTransitBytes), small)
 }
 
 // transit is the size of the transit area. Callers hold mu.

@@ -325,9 +325,19 @@ func TestUnkept(t *testing.T) {
 
 func TestTransitBytes(t *testing.T) {
 	const gib = 1 << 30
-	for room, want := range map[int64]int64{64 * gib: gib, 319 * gib: 319 * gib / 64, 320 * gib: 16 * gib, 2000 * gib: 100 * gib} {
+	for room, want := range map[int64]int64{
+		0: 0, 64 << 20: 1 << 20, 16 * gib: gib / 4, 72 * gib: 8 * gib, 128 * gib: 16 * gib, 320 * gib: 16 * gib, 2000 * gib: 100 * gib,
+	} {
 		if got := TransitBytes(room); got != want {
 			t.Errorf("%d GiB: %d, want %d", room/gib, got, want)
 		}
+	}
+	last := int64(0)
+	for room := int64(0); room < 1000*gib; room += gib / 4 {
+		owned := room - TransitBytes(room)
+		if owned < last || owned < room*7/8 {
+			t.Fatalf("%d MiB keep %d of what is owned, %d less kept %d", room>>20, owned, gib/4, last)
+		}
+		last = owned
 	}
 }

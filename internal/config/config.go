@@ -55,7 +55,7 @@ type Config struct {
 	Memory Bytes `name:"memory" scope:"node"`
 	// Bytes that are always left free on the file system of a cache directory.
 	MinFree Bytes `name:"min-free" scope:"node"`
-	// Part of each cache directory that is kept for data passing through to other nodes. Default (0): 5 % of its size, 1/64 of directories below 320Gi.
+	// Part of each cache directory that is kept for data passing through to other nodes. Default (0): 5 % of its size, and 16Gi in directories from 128Gi on; less in smaller ones, 1/64 below 18Gi.
 	Transit Bytes `name:"transit" scope:"node"`
 	// Bytes a second at which each node hands on what it does not own any more, after the cluster has changed.
 	MoveRate Bytes `name:"move-rate" scope:"node"`
