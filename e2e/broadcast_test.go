@@ -80,3 +80,32 @@ func TestGetInAllNodes(t *testing.T) {
 	wg.Wait()
 	wantOrigin(t, c.Origin, 2*size, "three nodes get the same")
 }
+
+// SEMANTICS K8: Full caches carry a broadcast: an object for which no node has room, and which is larger than any transit area, still leaves the origin once when all nodes read it at once, as long as a transit area holds what they have under way (some chunks each).
+//
+// TestFullCachesCarryABroadcast fills all nodes with shards that are in use, so that nothing may go for the checkpoint.
+func TestFullCachesCarryABroadcast(t *testing.T) {
+	const (
+		keptBytes = 64 << 20 // of each node, beside a transit area of as much
+		shards    = 300
+		size      = 128 << 20
+	)
+	c := start(t, cluster.Options{Nodes: 4, CacheSize: "128Mi",
+		Flags: []string{"--transit", "64Mi", "--place-whole", "16Mi", "--memory", "64Mi"}})
+	inUse := put(t, c, "shards/", shards, 1<<20)
+	objects := put(t, c, "cast/", 1, size)
+	must(t, readAll(mount(t, c, "s3://"+bucket+"/shards"), "shards/", inUse))
+	for _, n := range c.Nodes {
+		s, err := n.Status()
+		must(t, err)
+		if used := s.Disks[0].UsedBytes; used < keptBytes*9/10 {
+			t.Fatalf("%s is not full: %d bytes", n.Name, used)
+		}
+		must(t, n.Host.Shape(castLink))
+	}
+	must(t, c.Origin.Host.Shape(castLink))
+	dirs := mount(t, c, "s3://"+bucket+"/cast")
+	c.Origin.Reset()
+	must(t, readAll(dirs, "cast/", objects))
+	wantOrigin(t, c.Origin, size, "four full nodes restore at once")
+}

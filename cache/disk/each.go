@@ -52,7 +52,7 @@ func (d *Dir) entry(id chunk.ObjectID) (Entry, error) {
 	}
 	used, modTime := d.usedBy(id)
 	return Entry{ID: id, Object: obj, Present: b.present.Load(), Total: b.blocks, Bytes: used,
-		Owned: b.mode != modeCopy, LastUse: modTime}, nil
+		Owned: b.mode == modeOwned || b.mode == modeMixed, LastUse: modTime}, nil
 }
 
 // peek reads the sidecar of an object beside whoever has it open. The body has no files.

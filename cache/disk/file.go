@@ -60,7 +60,8 @@ type body struct {
 	mu       sync.Mutex // over changes of bits, stamp and what follows
 	complete bool       // the stamp on the disk says so
 	whole    bool       // it was complete once: it may be mapped somewhere, and is never punched
-	copies   uint32     // present blocks that this node does not own
+	copies   uint32     // present blocks that this node does not own, and guests
+	guests   guests     // present blocks that it owns and that pass through
 	use      use        // as the ledger has it
 	mode     fs.FileMode
 }
@@ -226,6 +227,7 @@ func (f *File) closeFiles() {
 		f.d.ledger.orphan(-b.use.used)
 		return
 	}
+	f.dismissGuests(b)
 	f.d.settle(f, b)
 	// The time is where the next process, and a later walk, find the last use.
 	if err := b.meta.SetTimes(time.Unix(0, f.lastUse.Load())); err != nil {

@@ -132,6 +132,13 @@ func (l *ledger) reserve(n, files int64, copied bool) (crowded bool, _ *RejectEr
 	return l.excess().any(), nil
 }
 
+// hasRoomForOwned reports whether n bytes that are there as copies may count as owned.
+func (l *ledger) hasRoomForOwned(n int64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.counted && l.owned()+l.reserved.used-l.reserved.copies+n <= l.room()-l.transit()
+}
+
 func reservation(n int64, copied bool) use {
 	if copied {
 		return use{n, n}

@@ -24,6 +24,7 @@ const (
 	modeCopy  fs.FileMode = 0o600
 	modeOwned fs.FileMode = 0o700
 	modeMixed fs.FileMode = 0o710
+	modeGuest fs.FileMode = 0o601 // what is owned passes through as well, see [guests]
 )
 
 func modeOf(owned bool) fs.FileMode {
@@ -164,6 +165,7 @@ func (f *File) readBody(meta FSFile) error {
 	f.obj, f.known = obj, true
 	f.owned.Store(st.Mode != modeCopy)
 	b.mode = st.Mode
+	f.recallGuests(b, st.Mode)
 	if b.copies = d.copiesIn(b, f.owns); st.Mode == modeCopy && d.cfg.Policy == nil {
 		b.copies = b.present.Load()
 	}

@@ -31,7 +31,13 @@ func (f *File) Put(block chunk.Block) error {
 	}
 	class, copied := f.worth(block.Index)
 	err := f.put(block, class, copied)
-	if err == plainRejects[RejectBudget] && copied && f.slide() {
+	if err == plainRejects[RejectBudget] && !copied {
+		f.d.comes(class)
+		f.d.wake()
+		class, copied = evict.Copy, true // as a guest
+		err = f.put(block, class, copied)
+	}
+	if err == plainRejects[RejectBudget] && f.slide() {
 		err = f.put(block, class, copied)
 	}
 	if err == nil {
@@ -154,6 +160,9 @@ func (f *File) publish(b *body, block, crc uint32, copied bool) error {
 	word.Or(bit)
 	if copied {
 		b.copies++
+		if f.owns(block) {
+			b.guests.add(block, b.blocks)
+		}
 	}
 	if b.present.Add(1) == b.blocks && b.unverified.Load() == 0 {
 		f.vouch(b)

@@ -219,7 +219,7 @@ func (f *File) clear(b *body, block uint32) error {
 	bit := uint64(1) << (block % 64)
 	word := b.bits[block/64].And(^bit) &^ bit
 	b.present.Add(^uint32(0))
-	if !f.owns(block) && b.copies > 0 {
+	if (b.guests.remove(block) || !f.owns(block)) && b.copies > 0 {
 		b.copies--
 	}
 	wasUnverified := b.verified != nil && b.verified[block/64].And(^bit)&bit == 0

@@ -26,7 +26,7 @@ func (d *Dir) offer(m measured, sel *selections) {
 		c.Class, c.Bytes = evict.Copy, m.use.copies
 		sel[ofCopies].Offer(c)
 	}
-	if m.use.copies == m.use.used && m.mode == modeCopy {
+	if m.use.copies == m.use.used && (m.mode == modeCopy || m.mode == modeGuest) {
 		return
 	}
 	c.Class, c.Bytes = evict.Idle, m.use.used

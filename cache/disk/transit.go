@@ -44,19 +44,23 @@ func (f *File) worth(block uint32) (class evict.Class, copied bool) {
 	return class, class == evict.Stale
 }
 
-// copiesIn counts the present blocks of a body that are copies.
+// copiesIn counts the present blocks of a body that are copies or guests.
 func (d *Dir) copiesIn(b *body, owns func(block uint32) bool) (n uint32) {
 	perChunk := d.cfg.Geometry.BlocksPerChunk()
 	for first := uint32(0); first < b.blocks; first += perChunk {
-		here := uint32(0)
+		here, through := uint32(0), uint32(0)
 		for block := first; block < min(first+perChunk, b.blocks); block++ {
 			if b.has(block) {
 				here++
+				if b.guests.has(block) {
+					through++
+				}
 			}
 		}
 		if here > 0 && !owns(first) {
-			n += here
+			through = here
 		}
+		n += through
 	}
 	return n
 }
@@ -64,6 +68,7 @@ func (d *Dir) copiesIn(b *body, owns func(block uint32) bool) (n uint32) {
 // recount brings up to date what of an open object are copies.
 func (f *File) recount(b *body) {
 	b.mu.Lock()
+	f.adopt(b)
 	n := f.d.copiesIn(b, f.owns)
 	same := n == b.copies
 	b.copies = n
@@ -91,6 +96,8 @@ func (b *body) modeOf(owned bool) fs.FileMode {
 		return modeOf(owned)
 	case b.copies == 0:
 		return modeOwned
+	case b.copies >= present && b.guests.count > 0:
+		return modeGuest
 	case b.copies >= present:
 		return modeCopy
 	}
@@ -101,7 +108,7 @@ func (b *body) modeOf(owned bool) fs.FileMode {
 func (d *Dir) useFromDisk(id chunk.ObjectID, meta, data FileStat) (use, error) {
 	used := meta.Used + data.Used
 	switch meta.Mode {
-	case modeCopy:
+	case modeCopy, modeGuest:
 		return use{used, used}, nil
 	case modeMixed:
 		obj, b, err := d.peek(id)

@@ -57,7 +57,7 @@ func protectedDir(t *testing.T, blocks, transit int64) (*Dir, *testPolicy) {
 	return d, p
 }
 
-// fill stores objects of two blocks until one is not admitted, and returns how many were.
+// fill stores objects of two blocks until one is not admitted, or as a guest only, and returns how many were.
 func fill(t *testing.T, d *Dir, prefix string) (n int) {
 	t.Helper()
 	for rejected := 0; rejected < 2; {
@@ -69,6 +69,10 @@ func fill(t *testing.T, d *Dir, prefix string) (n int) {
 			} else if err != nil {
 				t.Fatal(err)
 			}
+		}
+		if b := f.body.Load(); b != nil && b.guests.count > 0 {
+			rejected++
+			f.punch(b, b.guests.list())
 		}
 		f.Release()
 		if rejected == 0 {
