@@ -139,20 +139,40 @@ func (v *volumes) Run(ctx context.Context) error {
 	}
 }
 
-// mend has mounts served again that are dead, and shows them to their volumes.
+// mend has mounts served again that are dead, and shows them to volumes that show a dead one.
 func (v *volumes) mend(ctx context.Context) {
 	for _, s := range v.inUse() {
-		if ctx.Err() != nil || v.served(s) {
-			continue
+		if ctx.Err() != nil {
+			return
 		}
-		if err := v.serve(ctx, s, nil); err != nil {
-			v.log.Warn("csi: a mount has ended and is not served again yet", "uri", s.URI, "error", err)
-			continue
+		if !v.served(s) {
+			if err := v.serve(ctx, s, nil); err != nil {
+				v.log.Warn("csi: a mount has ended and is not served again yet", "uri", s.URI, "error", err)
+				continue
+			}
 		}
-		for _, p := range v.volumesOf(s) {
+		for _, p := range v.stale(s) {
 			v.mendVolume(ctx, s, p)
 		}
 	}
+}
+
+// stale returns the volumes of a mount that show another one, or nothing.
+func (v *volumes) stale(s *shared) (stale []published) {
+	all, err := v.host.table()
+	if err != nil {
+		return nil
+	}
+	under, ok := topmost(all, s.dir)
+	if !ok {
+		return nil
+	}
+	for _, p := range v.volumesOf(s) {
+		if at, mounted := topmost(all, p.Target); !mounted || at.Device != under.Device {
+			stale = append(stale, p)
+		}
+	}
+	return stale
 }
 
 func (v *volumes) mendVolume(ctx context.Context, s *shared, p published) {
