@@ -33,6 +33,8 @@ func toErrno(err error, at where) syscall.Errno {
 		return syscall.EACCES
 	case errors.Is(err, context.Canceled):
 		return syscall.EINTR
+	case errors.Is(err, syscall.ENFILE): // too many are open, here or on the machine
+		return syscall.ENFILE
 	}
 	if errno, ok := err.(syscall.Errno); ok { // our own word, not one from a network
 		return errno

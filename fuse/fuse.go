@@ -66,6 +66,13 @@ type Filler interface {
 	Fill(off int64) bool
 }
 
+// Mounter attaches a file system of type fuse.shardwell to a directory, from which on
+// the kernel waits for an answer, and returns the kernel's end of it.
+type Mounter interface {
+	// Mount is mount(2) with fd= added to options.
+	Mount(dir, source, options string, flags uintptr) (*os.File, error)
+}
+
 // Mode is how fresh a mount's names and versions are.
 type Mode int
 
@@ -118,6 +125,12 @@ type Config struct {
 	// missing, belongs to this session alone, and is small beside the cache (some
 	// 100 bytes a name). What an earlier session left there is read again.
 	StateDir string
+	// Resume says that a predecessor began this session, in another process: State is what
+	// it left, and its listings are in Listings and not in StateDir.
+	Resume bool
+	// Listings is what the predecessor's ListingsFile returned; nil when that was nil. New
+	// takes it over.
+	Listings *os.File
 
 	Consistency Consistency
 	// ProveWithin, unless 0, has each open prove that the mount may read the object: Names
@@ -136,6 +149,7 @@ type Config struct {
 	PrefetchBytes  int64 // ahead of all sequential readers; 0 means DefaultPrefetchBytes, negative none
 	NoPassthrough  bool  // every read is checked by the daemon ("verifyReads: always")
 
+	Mounter Mounter      // attaches the file system; nil: this process does
 	Buffers *Buffers     // reply buffers, one pool for all sessions of a node
 	State   SessionState // nil keeps it in this process
 	Logger  *slog.Logger // nil discards
@@ -146,7 +160,7 @@ func (c *Config) Validate() error {
 	switch {
 	case c.Names == nil || c.Data == nil || c.Buffers == nil:
 		return errors.New("file system: Names, Data and Buffers are needed")
-	case c.StateDir == "":
+	case c.StateDir == "" && !c.Resume:
 		return errors.New("file system: a state directory is needed")
 	case c.Consistency.Mode < ModeTTL || c.Consistency.Mode > ModeImmutable:
 		return fmt.Errorf("consistency mode %d: unknown", c.Consistency.Mode)

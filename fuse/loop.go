@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
@@ -124,6 +125,15 @@ func (s *Session) dispatch(ctx context.Context, req []byte) bool {
 		return true
 	}
 	h := headerOf(req)
+	alone := false
+	if h.Unique&uniqueResent != 0 || !s.resends.Load() {
+		if !slices.Contains(unanswered, h.Opcode) {
+			var done bool
+			if alone, done = s.again(*h); done {
+				return true
+			}
+		}
+	}
 	switch h.Opcode {
 	case opForget, opBatchForget:
 		return true // ids live as long as the mount
@@ -138,6 +148,11 @@ func (s *Session) dispatch(ctx context.Context, req []byte) bool {
 	case opDestroy:
 		s.replyError(h.Unique, 0)
 		return true
+	}
+	if alone {
+		return s.start(ctx, req, true)
+	}
+	switch h.Opcode {
 	case opGetattr, opStatfs, opOpendir, opReleasedir:
 		s.serveAtOnce(req)
 		return true
@@ -149,12 +164,17 @@ func (s *Session) dispatch(ctx context.Context, req []byte) bool {
 			return true
 		}
 	}
-	return s.start(ctx, req)
+	return s.start(ctx, req, false)
 }
 
-// start serves a request in a goroutine of its own. False says that the session ends.
-func (s *Session) start(ctx context.Context, req []byte) bool {
-	h := headerOf(req)
+// unanswered are the requests that are not counted when they come again: they have no
+// answer, or one that waits for nothing.
+var unanswered = []uint32{opForget, opBatchForget, opInterrupt, opInit, opDestroy}
+
+// start serves a request in a goroutine of its own, alone when it is under suspicion. False
+// says that the session ends.
+func (s *Session) start(ctx context.Context, req []byte, alone bool) bool {
+	h := *headerOf(req)
 	select {
 	case s.slots <- struct{}{}:
 	case <-ctx.Done():
@@ -172,6 +192,14 @@ func (s *Session) start(ctx context.Context, req []byte) bool {
 		defer func() { <-s.slots }()
 		defer s.inflight.remove(key)
 		defer r.cancel()
+		if alone {
+			leave, ok := s.tryAlone(r)
+			if !ok {
+				s.replyError(h.Unique, syscall.EINTR)
+				return
+			}
+			defer leave()
+		}
 		s.serve(r)
 	}()
 	return true
@@ -303,10 +331,11 @@ func (s *Session) serveInit(req []byte) bool {
 	s.reply(reply)
 	s.agreed(req, reply)
 	s.raiseReadAhead()
-	dev := s.dev
 	s.polling.Go(func() {
-		defer close(s.ready)
-		s.declinePoll(dev)
+		defer s.readyOnce.Do(func() { close(s.ready) })
+		if s.cfg.Mounter == nil {
+			s.declinePoll()
+		}
 	})
 	return true
 }
@@ -315,8 +344,8 @@ func (s *Session) serveInit(req []byte) bool {
 // cannot. Go polls each file that it opens in a call that its scheduler does not know
 // to block: a process that opens a file of its own mount could not stop the world
 // until it is answered, nor answer. (go-fuse knows the name and the remedy.)
-func (s *Session) declinePoll(dev int) {
-	err := withoutDevice(dev, func() error {
+func (s *Session) declinePoll() {
+	err := withoutFiles(func() error {
 		fd, err := unix.Open(filepath.Join(s.Dir(), ".go-fuse-epoll-hack"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return err
@@ -330,28 +359,29 @@ func (s *Session) declinePoll(dev int) {
 	}
 }
 
-// withoutDevice runs f, which uses our own mount, on a thread that does not hold the
-// kernel's end of it. A thread that waits for an answer outlives SIGKILL. If it shared
+// withoutFiles runs f, which uses our own mount, on a thread that holds no descriptors but
+// the standard ones. A thread that waits for an answer outlives SIGKILL. If it shared
 // the descriptors of the process, they would outlive it too: nobody would ever
-// answer, and the mount would hang for good. The caller's goroutine ends soon after,
+// answer, and the mount would hang for good; with a keeper, that would not learn that
+// the process is gone. The caller's goroutine ends soon after,
 // and the thread with it: the main thread would not, and would keep its copies of all
 // descriptors, locks and unlinked files among them, as long as the process lives.
-func withoutDevice(dev int, f func() error) error {
+func withoutFiles(f func() error) error {
 	runtime.LockOSThread() // for ever
 	if unix.Gettid() == unix.Getpid() {
 		defer runtime.UnlockOSThread()
 		done := make(chan error)
-		go func() { done <- withoutDevice(dev, f) }() // on another thread: this one is taken
+		go func() { done <- withoutFiles(f) }() // on another thread: this one is taken
 		return <-done
 	}
-	if err := unix.Unshare(unix.CLONE_FILES); err != nil {
-		return fmt.Errorf("unshare descriptors: %w", err)
-	}
-	if err := unix.Close(dev); err != nil {
-		return fmt.Errorf("close the copy of the device: %w", err)
+	if err := unix.CloseRange(firstOwnFile, math.MaxUint32, unix.CLOSE_RANGE_UNSHARE); err != nil {
+		return fmt.Errorf("go without descriptors: %w", err)
 	}
 	return f()
 }
+
+// firstOwnFile is the first descriptor that is not a standard one.
+const firstOwnFile = 3
 
 // initReply makes the reply to INIT. Reads may be of 1 MiB, which go-fuse allows
 // only together with writes of that size, and so with requests of that size.
@@ -370,6 +400,7 @@ func (s *Session) initReply(req []byte) ([]byte, error) {
 
 // agreed takes note of what the kernel offered and accepted.
 func (s *Session) agreed(req, reply []byte) {
+	s.resends.Store(len(req) >= initInFlags2+4 && binary.NativeEndian.Uint32(req[initInFlags2:])&(gofuse.CAP_HAS_RESEND>>32) != 0)
 	s.epochs.Store(len(req) >= initInMinor+4 && binary.NativeEndian.Uint32(req[initInMinor:]) >= epochMinor)
 	flags := uint64(binary.NativeEndian.Uint32(reply[initOutFlags:])) | uint64(binary.NativeEndian.Uint32(reply[initOutFlags2:]))<<32
 	s.passthrough.Store(flags&gofuse.CAP_PASSTHROUGH != 0 && !s.cfg.NoPassthrough)

@@ -8,7 +8,9 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
+	"github.com/shardwell/shardwell/fuse/handover"
 	"golang.org/x/sys/unix"
 )
 
@@ -21,24 +23,34 @@ func (c *Config) openDevice(dir string) (fd int, err error) {
 	if err := checkMountPoint(dir); err != nil {
 		return -1, err
 	}
-	fd, err = unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	if err != nil {
-		if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
-			return -1, fmt.Errorf("mount %s: open /dev/fuse: %w: mounting needs root (CAP_SYS_ADMIN)", dir, err)
-		}
-		return -1, fmt.Errorf("mount %s: open /dev/fuse: %w: this machine has no FUSE, or hides it from us", dir, err)
-	}
-	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d,default_permissions", fd, os.Getuid(), os.Getgid())
+	options := fmt.Sprintf("rootmode=40000,user_id=%d,group_id=%d,default_permissions", os.Getuid(), os.Getgid())
 	if c.AllowOther {
-		data += ",allow_other"
+		options += ",allow_other"
 	}
 	flags := uintptr(unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV)
-	if err := unix.Mount(c.source(), dir, "fuse.shardwell", flags, data); err != nil {
-		_ = unix.Close(fd)
-		if errors.Is(err, unix.EPERM) {
-			return -1, fmt.Errorf("mount %s: %w: mounting needs root (CAP_SYS_ADMIN)", dir, err)
-		}
-		return -1, fmt.Errorf("mount %s: %w", dir, err)
+	if c.Mounter == nil {
+		return handover.MountFUSE(dir, c.source(), options, flags)
+	}
+	dev, err := c.Mounter.Mount(dir, c.source(), options, flags)
+	if err != nil {
+		return -1, err
+	}
+	return ownDevice(dev)
+}
+
+// ownDevice turns a descriptor that came from elsewhere into one that Go does not poll.
+func ownDevice(dev *os.File) (fd int, err error) {
+	raw, err := dev.SyscallConn()
+	if err == nil {
+		controlErr := raw.Control(func(old uintptr) {
+			if fd, err = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0); err == nil {
+				err = unix.SetNonblock(fd, true)
+			}
+		})
+		err = errors.Join(err, controlErr, dev.Close())
+	}
+	if err != nil {
+		return -1, fmt.Errorf("kernel's end of a mount: %w", err)
 	}
 	return fd, nil
 }
@@ -205,13 +217,26 @@ func (s *Session) raiseReadAhead() {
 	}
 }
 
-// Served reports whether a process answers for a mount. One whose server died says that
+// servedPatience is how long a mount may take to say how full it is, which its server
+// answers at once when there is one.
+const servedPatience = 2 * time.Second
+
+// Served reports whether a process answers for a mount, or may again: one that a keeper
+// holds says nothing until the next server comes. One whose server died for good says that
 // it is not connected, but for what the kernel remembers, such as attributes: how
 // full a file system is it never does.
 func Served(dir string) bool {
-	var st unix.Statfs_t
-	err := unix.Statfs(dir, &st)
-	return !errors.Is(err, unix.ENOTCONN) && !errors.Is(err, unix.ECONNABORTED)
+	answer := make(chan error, 1)
+	go func() {
+		var st unix.Statfs_t
+		answer <- unix.Statfs(dir, &st)
+	}()
+	select {
+	case err := <-answer:
+		return !errors.Is(err, unix.ENOTCONN) && !errors.Is(err, unix.ECONNABORTED)
+	case <-time.After(servedPatience):
+		return true
+	}
 }
 
 // UnmountDir detaches the topmost mount of dir. When it is busy, lazy detaches it

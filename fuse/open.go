@@ -258,6 +258,7 @@ func (s *Session) register(ino *inode, h *handle, file *os.File) PassthroughResu
 		}
 		return PassthroughRefused
 	}
+	s.notes.BackingOpened(id)
 	ino.backing = id
 	s.stats.OpenBacking.Add(1)
 	return PassthroughUsed
@@ -275,6 +276,9 @@ func (f *rawFS) Release(_ <-chan struct{}, in *gofuse.ReleaseIn) {
 	delete(t.handles, h.FH)
 	delete(t.replies, opened{h.Unique, h.NodeID})
 	ino := t.inodes[h.NodeID]
+	if h.Backing != 0 && ino.passing == 1 {
+		s.notes.ClosingBacking(h.Backing) // so that a successor does it if we do not come to
+	}
 	s.state.Drop(h.FH) // first: a successor must not count on a backing file that is closed
 	if h.Backing != 0 {
 		ino.passing--
@@ -298,6 +302,7 @@ func (s *Session) closeBacking(ino *inode) {
 	if errno := closeBacking(s.dev, ino.backing); errno != 0 {
 		s.log.Warn("file system: backing file stays registered", "id", ino.backing, "errno", errno.Error())
 	}
+	s.notes.ClosingBacking(0)
 	ino.backing = 0
 	s.stats.OpenBacking.Add(-1)
 }

@@ -38,8 +38,9 @@ const inHeaderBytes = int(unsafe.Sizeof(gofuse.InHeader{}))
 // initInMinor is where the request INIT has the minor version of the protocol (struct
 // fuse_init_in), and epochMinor that of Linux 6.16, which can be told to forget all names.
 const (
-	initInMinor = inHeaderBytes + 4
-	epochMinor  = 44
+	initInMinor  = inHeaderBytes + 4
+	initInFlags2 = inHeaderBytes + 16
+	epochMinor   = 44
 )
 
 // Offsets in a reply to INIT, header included (struct fuse_init_out).
@@ -108,6 +109,9 @@ func (s *Session) reply(b []byte) {
 		}
 		if err != nil && err != syscall.ENOENT && err != syscall.ENODEV && err != syscall.ECONNABORTED {
 			s.log.Error("file system: reply refused by the kernel", "bytes", len(b), "error", err)
+		}
+		if unique := binary.NativeEndian.Uint64(b[8:]); unique&uniqueResent != 0 || !s.resends.Load() {
+			s.notes.Answered(unique &^ uniqueResent)
 		}
 		return
 	}

@@ -27,6 +27,10 @@ func TestMain(m *testing.M) {
 		victim(dir)
 		return
 	}
+	if base := os.Getenv("SHARDWELL_TEST_KEPT"); base != "" {
+		keptServer(base)
+		return
+	}
 	if mode, path, ok := strings.Cut(os.Getenv("SHARDWELL_TEST_CALLER"), ":"); ok {
 		caller(mode, path)
 		return
@@ -220,10 +224,10 @@ func victim(dir string) {
 	if err == nil {
 		err = s.Mount(dir)
 	}
-	if dev := s.dev; err == nil && os.Getenv("SHARDWELL_TEST_SELF") != "" {
+	if err == nil && os.Getenv("SHARDWELL_TEST_SELF") != "" {
 		go func() { // as declinePoll, in the middle of its look-up
 			<-s.Ready()
-			fmt.Println(withoutDevice(dev, func() error {
+			fmt.Println(withoutFiles(func() error {
 				_, err := unix.Open(filepath.Join(dir, "unanswered"), unix.O_RDONLY, 0)
 				return err
 			}))

@@ -28,6 +28,7 @@ type Session struct {
 	log   *slog.Logger
 	stats Stats
 	state SessionState
+	notes Journal // of the state, or one that forgets
 	store *snapshot.Store
 
 	logRate *rate.Limiter
@@ -40,12 +41,16 @@ type Session struct {
 	dir         atomic.Pointer[string]
 	device      string        // of the mount, "major:minor"; set with dir
 	ready       chan struct{} // closed when the mount is served
+	readyOnce   sync.Once
+	began       chan struct{} // closed when Run has begun
 	ended       chan struct{} // closed when Run is about to return
 	passthrough atomic.Bool
 	epochs      atomic.Bool // the kernel knows NOTIFY_INC_EPOCH
+	resends     atomic.Bool // the kernel knows NOTIFY_RESEND
 
 	inflight inflight
 	slots    chan struct{}  // MaxInFlightRequests
+	dock     chan struct{}  // holds the one request that is tried alone
 	serving  sync.WaitGroup // requests, listings and notices
 	polling  sync.WaitGroup // the call to our own mount that makes it ready
 	runCtx   context.Context
@@ -66,10 +71,9 @@ type Session struct {
 // logsPerSecond bounds the lines about failed requests.
 const logsPerSecond = 10
 
-// New prepares a session; nothing is mounted and no origin asked yet. When
-// cfg.State knows of an earlier process that served this mount, it goes on with the
-// listings that one left in cfg.StateDir; else it starts there anew. Close
-// releases it.
+// New prepares a session; nothing is mounted and no origin asked yet. With cfg.Resume, or
+// when cfg.State knows of an earlier Session of this process that served the mount, it goes on with
+// the listings that one left; else it starts anew in cfg.StateDir. Close releases it.
 func New(cfg Config) (*Session, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -81,25 +85,23 @@ func New(cfg Config) (*Session, error) {
 		state:   cfg.State,
 		dev:     -1,
 		logRate: rate.NewLimiter(logsPerSecond, logsPerSecond),
+		notes:   noJournal{},
 		ready:   make(chan struct{}),
+		began:   make(chan struct{}),
 		ended:   make(chan struct{}),
 		slots:   make(chan struct{}, MaxInFlightRequests),
+		dock:    make(chan struct{}, 1),
 		notices: make(chan notice, maxNotices),
 	}
 	s.inflight.all, s.inflight.news = make(map[uint64]*request), make(chan struct{}, 1)
 	s.opens.init()
 	s.silence.init()
 	s.dirs.all = make(map[*snapshot.Dir]*directory)
-	var err error
-	onLost := func(err error) {
-		s.log.Warn("file system: names are kept in memory only", "error", err)
+	if notes, ok := s.state.(Journal); ok {
+		s.notes = notes
 	}
 	request, reply := s.state.Init()
-	if request != nil {
-		s.store, err = snapshot.Open(cfg.StateDir, cfg.identity(), time.Now(), onLost)
-	} else {
-		s.store, err = snapshot.Create(cfg.StateDir, cfg.identity(), tree.DirPrefix(cfg.Prefix), time.Now(), onLost)
-	}
+	err := s.openListings(request != nil)
 	if err != nil {
 		return nil, err
 	}
@@ -113,6 +115,24 @@ func New(cfg Config) (*Session, error) {
 		}
 	}
 	return s, nil
+}
+
+// openListings opens what the session remembers of names.
+func (s *Session) openListings(resumes bool) (err error) {
+	c, now := &s.cfg, time.Now()
+	onLost := func(err error) {
+		s.log.Warn("file system: names are kept in memory only", "error", err)
+	}
+	spill := spillOf(s.state)
+	switch {
+	case c.Resume:
+		s.store, err = snapshot.OpenFile(c.Listings, c.identity(), now, spill, onLost)
+	case resumes:
+		s.store, err = snapshot.Open(c.StateDir, c.identity(), now, spill, onLost)
+	default:
+		s.store, err = snapshot.Create(c.StateDir, c.identity(), tree.DirPrefix(c.Prefix), now, spill, onLost)
+	}
+	return err
 }
 
 func (c *Config) setDefaults() {
@@ -258,8 +278,9 @@ func (s *Session) Run(ctx context.Context) error {
 		return errors.New("file system: not mounted")
 	}
 	defer close(s.ended)
+	close(s.began)
 	if s.adopted {
-		if err := s.resend(); err != nil {
+		if err := s.takeUp(); err != nil {
 			s.leave()
 			return err
 		}

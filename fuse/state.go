@@ -1,17 +1,16 @@
 package fuse
 
 import (
+	"os"
 	"slices"
 	"sync"
+
+	"github.com/shardwell/shardwell/fuse/handover"
+	"github.com/shardwell/shardwell/fuse/snapshot"
 )
 
 // Handle is an open file as the kernel knows it.
-type Handle struct {
-	FH      uint64
-	NodeID  uint64
-	Unique  uint64 // of the OPEN request, bit 63 cleared: the same OPEN may come again
-	Backing int32  // id of the file registered for passthrough, 0 for none
-}
+type Handle = handover.Handle
 
 // SessionState is what a successor of this process must know to go on serving the
 // same mount, beside the listings in the state directory. Everything is recorded
@@ -27,6 +26,63 @@ type SessionState interface {
 	// Handles returns the open handles in no particular order.
 	Handles() []Handle
 }
+
+// Journal is a SessionState that also survives a process that is killed: what that did
+// half-way is seen by its successor. A request is known by its unique id without bit 63.
+type Journal interface {
+	// LastBacking returns what BackingOpened was told last, 0 at first.
+	LastBacking() int32
+	// BackingOpened notes the id of a file that was registered for passthrough. It may be
+	// killed before that: then a later id is registered that no handle has.
+	BackingOpened(id int32)
+	// ClosingBacking notes the id of a file that is about to be unregistered, and 0 when
+	// that is done; BackingClosing returns it.
+	ClosingBacking(id int32)
+	BackingClosing() int32
+
+	// Taken notes a request that came again, and returns how often it was taken and how
+	// often its server ended while it was docked.
+	Taken(unique uint64) (times, kills int)
+	// Answered notes that a request needs no answer any more.
+	Answered(unique uint64)
+	// Unanswered returns the requests that were taken and not answered.
+	Unanswered() []uint64
+	// Dock notes the one request that is under suspicion to end its server; 0 for none.
+	Dock(unique uint64)
+}
+
+// Spiller is a SessionState with room for the listings that a full disk does not take:
+// a file of memory, free from an offset on.
+type Spiller interface {
+	Spill() (*os.File, int64)
+}
+
+var _ interface {
+	SessionState
+	Journal
+	Spiller
+} = (*handover.Area)(nil)
+
+// spillOf returns the room that a state has for listings.
+func spillOf(s SessionState) snapshot.Spill {
+	if sp, ok := s.(Spiller); ok {
+		f, off := sp.Spill()
+		return snapshot.Spill{File: f, Offset: off}
+	}
+	return snapshot.Spill{}
+}
+
+// noJournal is what a SessionState has to say that ends with its process.
+type noJournal struct{}
+
+func (noJournal) LastBacking() int32              { return 0 }
+func (noJournal) BackingOpened(int32)             {}
+func (noJournal) ClosingBacking(int32)            {}
+func (noJournal) BackingClosing() int32           { return 0 }
+func (noJournal) Taken(uint64) (times, kills int) { return 1, 0 }
+func (noJournal) Answered(uint64)                 {}
+func (noJournal) Unanswered() []uint64            { return nil }
+func (noJournal) Dock(uint64)                     {}
 
 // processState is a SessionState that ends with the process.
 type processState struct {

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -14,21 +15,41 @@ var errDamaged = errors.New("damaged record")
 
 // load maps the log and reads its records up to the first that was not finished.
 func (s *Store) load(identity string) error {
-	info, err := s.file.Stat()
-	if err != nil {
-		return err
-	}
-	if info.Size() < segmentBytes || info.Size() > maxLogBytes {
-		return fmt.Errorf("%d bytes: %w", info.Size(), errDamaged)
-	}
 	var segments [][]byte
-	for off := int64(0); off+segmentBytes <= info.Size(); off += segmentBytes {
-		m, err := mapSegment(s.file, off)
+	take := func(f *os.File, from int64) (int64, error) {
+		info, err := f.Stat()
+		if err != nil {
+			return 0, err
+		}
+		if info.Size()-from > maxLogBytes {
+			return 0, fmt.Errorf("%d bytes: %w", info.Size(), errDamaged)
+		}
+		n := int64(0)
+		for ; from+(n+1)*segmentBytes <= info.Size(); n++ {
+			m, err := mapSegment(f, from+n*segmentBytes)
+			if err != nil {
+				return n, err
+			}
+			segments = append(segments, m)
+			s.segments.Store(&segments)
+		}
+		return n, nil
+	}
+	if s.file != nil {
+		if _, err := take(s.file, 0); err != nil {
+			return err
+		}
+	}
+	if s.spill.File != nil {
+		n, err := take(s.spill.File, s.spill.Offset)
+		s.spilled = n
 		if err != nil {
 			return err
 		}
-		segments = append(segments, m)
-		s.segments.Store(&segments)
+	}
+	s.lost = s.file == nil || s.spilled > 0
+	if len(segments) == 0 {
+		return fmt.Errorf("nothing in it: %w", errDamaged)
 	}
 	for s.end < int64(len(segments))*segmentBytes {
 		n, err := s.loadRecord(identity)
@@ -103,4 +124,19 @@ func (s *Store) loadRecord(identity string) (int64, error) {
 		return 0, errDamaged
 	}
 	return n, nil
+}
+
+// Readable reports why a names.log was written in a way that this program does not know,
+// or for another mount than the one that identity names. It looks at its first record only.
+func Readable(f *os.File, identity string) error {
+	b := make([]byte, headerBytes+1<<16)
+	n, err := f.ReadAt(b, 0)
+	if n < headerBytes {
+		return fmt.Errorf("listing snapshot %s: %w", f.Name(), errors.Join(err, errDamaged))
+	}
+	name := int(binary.LittleEndian.Uint16(b[offName:]))
+	if b[offKind] != kindIdentity || headerBytes+name > n || string(b[headerBytes:headerBytes+name]) != layoutVersion+identity {
+		return fmt.Errorf("listing snapshot %s: %w", f.Name(), ErrForeign)
+	}
+	return nil
 }

@@ -12,9 +12,9 @@
 // the order in which they were learnt. A changed entry is a new record, a vanished
 // one a record that says so; nothing is ever overwritten. Opening reads the file
 // once (some 100 ms for a million names). When the disk takes no more, the log goes
-// on in memory: names cost hits then, never errors, and a successor does not find
-// the newest. Pages of a file that cannot be read any more raise a memory
-// fault: callers run under debug.SetPanicOnFault.
+// on in memory, in a [Spill] if there is one, which a successor finds as well: a full
+// disk costs names nothing. Pages of a file that cannot be read any more raise a
+// memory fault: callers run under debug.SetPanicOnFault.
 package snapshot
 
 import (
@@ -82,12 +82,14 @@ var ErrForeign = errors.New("listing snapshot of another mount or version")
 // concurrent use. Lock order: Dir.mu, then Store.mu.
 type Store struct {
 	path    string
+	spill   Spill
 	epoch   time.Time // of verification times, well before any of them
 	created time.Time // of the log; set while it is made or read
 
 	mu       sync.Mutex
-	file     *os.File
-	end      int64 // of the log; under mu
+	file     *os.File // names.log, nil when there is none
+	end      int64    // of the log; under mu
+	spilled  int64    // segments in spill; under mu
 	segments atomic.Pointer[[][]byte]
 	dirs     map[uint32]*Dir // by serial; under mu
 	byNode   map[uint64]*Dir // by node id of the directory; under mu
@@ -100,13 +102,20 @@ type Store struct {
 	total   Counts // of all directories that exist; under mu
 }
 
+// Spill is memory that takes the log when the disk does not: the bytes of a file from
+// an offset on. Without a file it is memory of this process, which no successor finds.
+type Spill struct {
+	File   *os.File // of a memory file system; borrowed
+	Offset int64    // multiple of the page size; the file ends there while nothing was spilled
+}
+
 // Create starts an empty store in dir for the mount that identity names, whatever
 // was there before. rootPrefix is the key prefix of the root directory. onLost is told
 // when the log cannot be, or not stay, on disk.
-func Create(dir, identity, rootPrefix string, now time.Time, onLost func(error)) (*Store, error) {
+func Create(dir, identity, rootPrefix string, now time.Time, spill Spill, onLost func(error)) (*Store, error) {
 	path := filepath.Join(dir, "names.log")
 	f, err := createFile(dir, path)
-	s := newStore(path, f, now, onLost)
+	s := newStore(path, f, now, spill, onLost)
 	if err != nil {
 		s.lose(err)
 	}
@@ -138,26 +147,39 @@ func (s *Store) lose(err error) {
 	s.onLost(fmt.Errorf("listing snapshot %s: %w", s.path, err))
 }
 
-// Open reads the store that another process made for the same mount and does not
-// write any more. Everything in it counts as never verified.
-func Open(dir, identity string, now time.Time, onLost func(error)) (*Store, error) {
-	path := filepath.Join(dir, "names.log")
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
+// Open reads the store that another process made in dir for the same mount and does
+// not write any more. Everything in it counts as never verified.
+func Open(dir, identity string, now time.Time, spill Spill, onLost func(error)) (*Store, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "names.log"), os.O_RDWR, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open listing snapshot: %w", err)
 	}
-	s := newStore(path, f, now, onLost)
+	return OpenFile(f, identity, now, spill, onLost)
+}
+
+// OpenFile is Open for a names.log that is open already, nil when all is in spill. It
+// takes the file over.
+func OpenFile(f *os.File, identity string, now time.Time, spill Spill, onLost func(error)) (*Store, error) {
+	path := "in memory"
+	if f != nil {
+		path = f.Name()
+	}
+	s := newStore(path, f, now, spill, onLost)
 	if err := s.load(identity); err != nil {
 		return nil, errors.Join(fmt.Errorf("open listing snapshot %s: %w", path, err), s.Close())
 	}
 	return s, nil
 }
 
-func newStore(path string, f *os.File, now time.Time, onLost func(error)) *Store {
-	s := &Store{path: path, file: f, onLost: onLost, epoch: now.Add(-epochBefore), dirs: make(map[uint32]*Dir), byNode: make(map[uint64]*Dir)}
+func newStore(path string, f *os.File, now time.Time, spill Spill, onLost func(error)) *Store {
+	s := &Store{path: path, file: f, spill: spill, onLost: onLost, epoch: now.Add(-epochBefore), dirs: make(map[uint32]*Dir), byNode: make(map[uint64]*Dir)}
 	s.segments.Store(&[][]byte{})
 	return s
 }
+
+// File returns names.log, nil when the log is in memory from its beginning. It is
+// borrowed.
+func (s *Store) File() *os.File { return s.file }
 
 // Close unmaps the log; nothing of the store may be in use.
 func (s *Store) Close() error {
@@ -354,7 +376,7 @@ func (s *Store) grow(to int64) error {
 	return nil
 }
 
-// segment maps the next segment, in memory when the disk does not take it.
+// segment maps the next segment, in memory when the disk does not take it; mu is held.
 func (s *Store) segment(off int64) ([]byte, error) {
 	if !s.lost {
 		err := allocate(s.file, off, segmentBytes)
@@ -362,6 +384,18 @@ func (s *Store) segment(off int64) ([]byte, error) {
 			return mapSegment(s.file, off)
 		}
 		s.lose(err)
+	}
+	if s.spill.File != nil {
+		at := s.spill.Offset + s.spilled*segmentBytes
+		err := allocate(s.spill.File, at, segmentBytes)
+		if err != nil {
+			return nil, fmt.Errorf("memory: %w", err)
+		}
+		m, err := mapSegment(s.spill.File, at)
+		if err == nil {
+			s.spilled++
+		}
+		return m, err
 	}
 	m, err := unix.Mmap(-1, 0, segmentBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 
 func create(t testing.TB, dir string, now time.Time) *Store {
 	t.Helper()
-	s, err := Create(dir, "mount", "p/", now, func(err error) { t.Error(err) })
+	s, err := Create(dir, "mount", "p/", now, Spill{}, func(err error) { t.Error(err) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +162,7 @@ func TestRandomReopen(t *testing.T) {
 				t.Fatal(err)
 			}
 			var err error
-			if s, err = Open(path, "mount", now, func(err error) { t.Error(err) }); err != nil {
+			if s, err = Open(path, "mount", now, Spill{}, func(err error) { t.Error(err) }); err != nil {
 				t.Fatal(err)
 			}
 			defer s.Close()
@@ -226,13 +226,13 @@ func compare(t *testing.T, s *Store, toys map[uint64]*toyDir) {
 
 func TestOpenErrors(t *testing.T) {
 	now := time.Now()
-	if _, err := Open(t.TempDir(), "mount", now, func(err error) { t.Error(err) }); !errors.Is(err, os.ErrNotExist) {
+	if _, err := Open(t.TempDir(), "mount", now, Spill{}, func(err error) { t.Error(err) }); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("nothing there: %v", err)
 	}
 	path := t.TempDir()
 	s := create(t, path, now)
 	put(t, s.Root(), tree.Entry{Name: "f", Kind: tree.File}, now)
-	if _, err := Open(path, "another", now, func(err error) { t.Error(err) }); !errors.Is(err, ErrForeign) {
+	if _, err := Open(path, "another", now, Spill{}, func(err error) { t.Error(err) }); !errors.Is(err, ErrForeign) {
 		t.Errorf("another mount's: %v", err)
 	}
 	if owner, _ := s.Owner(1<<32 | 77); owner != nil {
@@ -257,7 +257,7 @@ func TestFullDisk(t *testing.T) {
 	for name, dir := range map[string]string{"filled": full, "no directory": "/proc/none"} {
 		t.Run(name, func(t *testing.T) {
 			var lost []error
-			s, err := Create(dir, "mount", "", now, func(err error) { lost = append(lost, err) })
+			s, err := Create(dir, "mount", "", now, Spill{}, func(err error) { lost = append(lost, err) })
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -293,7 +293,7 @@ func TestKilledWhileWriting(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		s, err := Open(path, "mount", now, func(err error) { t.Error(err) })
+		s, err := Open(path, "mount", now, Spill{}, func(err error) { t.Error(err) })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -312,7 +312,7 @@ func TestKilledWhileWriting(t *testing.T) {
 
 func FuzzOpen(f *testing.F) {
 	dir := f.TempDir()
-	s, err := Create(dir, "m", "", time.Now(), func(err error) { f.Error(err) })
+	s, err := Create(dir, "m", "", time.Now(), Spill{}, func(err error) { f.Error(err) })
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -334,7 +334,7 @@ func FuzzOpen(f *testing.F) {
 		if err := errors.Join(os.WriteFile(name, log, 0o600), os.Truncate(name, segmentBytes)); err != nil {
 			t.Fatal(err)
 		}
-		s, err := Open(path, "m", time.Now(), func(err error) { t.Error(err) })
+		s, err := Open(path, "m", time.Now(), Spill{}, func(err error) { t.Error(err) })
 		if err != nil {
 			return
 		}
@@ -371,5 +371,71 @@ func BenchmarkMillionNames(b *testing.B) {
 		b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/1e6, "heap-B/name")
 		b.ReportMetric(float64(s.end)/1e6, "log-B/name")
 		_ = s.Close()
+	}
+}
+
+// What a full disk did not take is found by a successor, from the same files.
+func TestSpilledLogIsReadAgain(t *testing.T) {
+	now := time.Now()
+	full := filepath.Join(t.TempDir(), "full")
+	if err := os.Mkdir(full, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", full, "tmpfs", 0, "size=1500k"); err != nil {
+		t.Skipf("mount tmpfs: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(full, unix.MNT_DETACH) })
+	for name, dir := range map[string]string{"filled": full, "no directory": "/proc/none"} {
+		t.Run(name, func(t *testing.T) {
+			fd, err := unix.MemfdCreate("spill", unix.MFD_CLOEXEC)
+			if err != nil {
+				t.Fatal(err)
+			}
+			memory := os.NewFile(uintptr(fd), "spill")
+			defer memory.Close()
+			spill := Spill{File: memory, Offset: 8192}
+			if err := memory.Truncate(spill.Offset); err != nil {
+				t.Fatal(err)
+			}
+			told := 0
+			s, err := Create(dir, "mount", "", now, spill, func(error) { told++ })
+			if err != nil {
+				t.Fatal(err)
+			}
+			const each = 30_000
+			for generation := range 3 {
+				for i := range each {
+					put(t, s.Root(), tree.Entry{Name: fmt.Sprint(generation*each + i), Kind: tree.File, ETag: "e"}, now)
+				}
+				var log *os.File
+				if f := s.File(); f != nil {
+					again, err := unix.Dup(int(f.Fd()))
+					if err != nil {
+						t.Fatal(err)
+					}
+					log = os.NewFile(uintptr(again), f.Name())
+				}
+				if err := s.Close(); err != nil {
+					t.Fatal(err)
+				}
+				if s, err = OpenFile(log, "mount", now, spill, func(err error) { t.Error(err) }); err != nil {
+					t.Fatal(err)
+				}
+				if n := s.Root().Len(); n != uint32(each*(generation+1)) {
+					t.Fatalf("generation %d: %d records", generation, n)
+				}
+			}
+			for i := range 3 * each {
+				if e, _ := s.Root().Entry(uint32(i)); e.Name != fmt.Sprint(i) {
+					t.Fatalf("entry %d: %+v", i, e)
+				}
+			}
+			if told != 1 {
+				t.Errorf("told %d times", told)
+			}
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
