@@ -46,13 +46,21 @@ func (s *Session) maxPageAge() time.Duration {
 
 // openAge is how old the version may be that an open finds; 0 asks anew.
 func (s *Session) openAge() time.Duration {
-	switch p := s.cfg.ProveWithin; {
+	switch p := s.proveWithin(); {
 	case s.cfg.Consistency.Mode == ModeOpen:
 		return 0
 	case p > 0:
 		return min(p, s.maxAge())
 	}
 	return s.maxAge()
+}
+
+// proveWithin is how old the proof may be that an open needs; 0: it needs none.
+func (s *Session) proveWithin() time.Duration {
+	if s.cfg.Prove == nil {
+		return 0
+	}
+	return max(0, s.cfg.Prove())
 }
 
 // left is how long an answer of the time at still holds; negative when not at all.

@@ -133,10 +133,11 @@ type Config struct {
 	Listings *os.File
 
 	Consistency Consistency
-	// ProveWithin, unless 0, has each open prove that the mount may read the object: Names
-	// have asked the origin for it, by a HEAD, at most so long ago, whatever listings and
-	// earlier opens told. While the origin is silent such opens wait, and fail in the end.
-	ProveWithin time.Duration
+	// Prove is asked at each open; nil and what is not above 0 ask nothing. Else the open
+	// proves that the mount may read the object: Names have asked the origin for it, by a HEAD,
+	// at most so long ago, whatever listings and earlier opens told. While the origin is silent
+	// such opens wait, and fail in the end.
+	Prove func() time.Duration
 	// NameBudget is how long a look-up, an open or a step of a listing waits for answers of
 	// Names in all; 0 means DefaultNameBudget. Names give up by themselves before.
 	NameBudget time.Duration
@@ -166,8 +167,6 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("consistency mode %d: unknown", c.Consistency.Mode)
 	case c.Consistency.TTL < 0:
 		return fmt.Errorf("consistency ttl %v: must not be negative", c.Consistency.TTL)
-	case c.ProveWithin < 0:
-		return fmt.Errorf("proofs within %v: must not be negative", c.ProveWithin)
 	case c.NameBudget < 0:
 		return fmt.Errorf("budget of %v for names: must not be negative", c.NameBudget)
 	case c.FileMode&^fs.ModePerm != 0 || c.DirMode&^fs.ModePerm != 0:

@@ -138,7 +138,7 @@ func (s *Session) checkOpen(ctx context.Context, n node) error {
 	if n.owner.Current(n.index) != n.index {
 		return s.staleOpen()
 	}
-	if s.cfg.ProveWithin > 0 { // a listing proves nothing, nor does what was true once
+	if s.proveWithin() > 0 { // a listing proves nothing, nor does what was true once
 		return s.recheckOpen(ctx, n)
 	}
 	verified := n.owner.Verified(n.index)

@@ -56,7 +56,7 @@ func (f *rawFS) GetXAttr(_ <-chan struct{}, h *gofuse.InHeader, attr string, des
 	case xattrSource:
 		return give(dest, obj.URI())
 	case xattrCached, xattrCachedBytes:
-		if f.s.cfg.ProveWithin > 0 { // how much of it others read is theirs to know
+		if f.s.proveWithin() > 0 { // how much of it others read is theirs to know
 			if _, err := f.s.recheck(f.s.inflight.context(h.Unique), n.owner, n.index, f.s.openAge()); err != nil {
 				return 0, f.s.fail(err, "look at the cache of", obj.Key)
 			}

@@ -99,6 +99,11 @@ func (d *datasets) add(c claim) (remove func()) {
 
 func (d *datasets) changed() {
 	d.update(time.Now())
+	d.signal()
+}
+
+// signal says that there is something that the others should hear.
+func (d *datasets) signal() {
 	select {
 	case d.news <- struct{}{}:
 	default:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/shardwell/shardwell/cache/evict"
@@ -30,6 +31,8 @@ var _ peer.Keeper = keeper{}
 
 // Use implements peer.Keeper.
 func (k keeper) Use(member string, uses []peer.DatasetUse, ttl time.Duration) {
+	k.n.foreign.hear(uses)
+	uses = slices.DeleteFunc(uses, func(u peer.DatasetUse) bool { return u.Foreign })
 	k.n.uses.hear(member, uses, ttl)
 }
 
@@ -54,7 +57,7 @@ func (n *Node) period() time.Duration {
 func (n *Node) tell(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, n.period())
 	defer cancel()
-	if err := n.cluster.peers.Use(ctx, n.uses.tell(time.Now()), tellTTLs*n.period()); err != nil && ctx.Err() == nil {
+	if err := n.cluster.peers.Use(ctx, append(n.foreign.tell(), n.uses.tell(time.Now())...), tellTTLs*n.period()); err != nil && ctx.Err() == nil {
 		n.log.Debug("some members did not hear what is used here", "error", oneLine(err))
 	}
 }

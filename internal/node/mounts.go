@@ -286,7 +286,7 @@ func (n *Node) prepare(ctx context.Context, m *mount, dir, state string) (err er
 	cfg := m.options
 	m.session, err = fuse.New(fuse.Config{
 		Bucket: m.bucket, Prefix: m.named, URI: m.uri, UTF8Keys: m.bucket.Name != "", // a directory has any
-		Names: asking{n.names, m.who}, Data: data{n.cache, m.who}, ProveWithin: n.proveWithin(m.who), StateDir: state, Consistency: consistency(cfg.Consistency),
+		Names: asking{n.names, m.who}, Data: data{n.cache, m.who}, Prove: func() time.Duration { return n.proveWithin(m.who, m.bucket) }, StateDir: state, Consistency: consistency(cfg.Consistency),
 		UID: uint32(cfg.UID), GID: uint32(cfg.GID), FileMode: fs.FileMode(cfg.FileMode), DirMode: fs.FileMode(cfg.DirMode),
 		AllowOther: cfg.AllowOther, NoPassthrough: cfg.VerifyReads == "always",
 		PrefetchBytes: n.prefetchBytes(), NameBudget: time.Duration(n.cfg.OriginTimeout), Buffers: n.buffers, Logger: n.log,

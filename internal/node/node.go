@@ -53,7 +53,8 @@ type Node struct {
 	cache   *cache.Cache
 	cluster *cluster
 	mounts  *mounts
-	watch   *watch // metrics and health
+	watch   *watch   // metrics and health
+	foreign *foreign // what others than the node read
 	usage   usage
 
 	policy  *policy       // what this node owns and what that is worth
@@ -108,7 +109,9 @@ func New(cfg config.Config, log *slog.Logger) (_ *Node, err error) {
 	if err := checkOriginFiles(cfg, log); err != nil {
 		return nil, err
 	}
+	n.foreign = newForeign(log, n.disks, n.uses.signal)
 	n.origins = newOrigins(cfg, log)
+	n.origins.foreign = n.foreign.add
 	n.recallOffer()
 	n.budgets, n.jobs = newBudgets(n), newJobs(n)
 	n.origins.pace = n.budgets.pace

@@ -41,7 +41,8 @@ type origins struct {
 	open      map[openKey]opened
 	closed    bool
 
-	ids *identities
+	ids     *identities
+	foreign func(objstore.Bucket) bool // told of buckets that others than the node read; may be nil
 }
 
 var _ objstore.Delegate = (*origins)(nil)
@@ -77,6 +78,9 @@ func (o *origins) Open(_ context.Context, b objstore.Bucket) (objstore.Store, er
 func (o *origins) OpenAs(ctx context.Context, b objstore.Bucket, a chunk.Access) (objstore.Store, error) {
 	if a.Identity == "" || b.Name == "" { // of a directory everybody reads what the node may
 		return o.Open(ctx, b)
+	}
+	if o.foreign != nil {
+		o.foreign(b)
 	}
 	if _, ok := o.ids.credentials(a.Identity); ok {
 		s, err := o.openFor(openKey{b, a.Identity})

@@ -43,7 +43,11 @@ func (n *Node) identify(ctx context.Context, cfg config.Config, given control.Cr
 	case b.Name == "":
 		return nil, nil
 	case given.Given():
-		return n.identifyGiven(ctx, c, cfg, given)
+		p, err := n.identifyGiven(ctx, c, cfg, given)
+		if err == nil {
+			n.admitForeign(ctx, b)
+		}
+		return p, err
 	case c.Credentials == s3Config(n.cfg, b.Name, n.log).Credentials:
 		return nil, nil
 	}
@@ -55,6 +59,7 @@ func (n *Node) identify(ctx context.Context, cfg config.Config, given control.Cr
 	if err != nil {
 		return nil, err
 	}
+	n.admitForeign(ctx, b)
 	return p, p.take(id, keys, "")
 }
 
@@ -175,13 +180,24 @@ func (p *principal) close() {
 	}
 }
 
-// proveWithin is how old a proof may be that a principal may read an object; the node itself
-// proves nothing: it reads with the rights that fetched what is cached.
-func (n *Node) proveWithin(who *principal) time.Duration {
-	if who == nil {
+// proveWithin is how old a proof may be that who asks may read an object of a bucket. In the
+// node's own name nothing is to be proven where nobody else reads: all that is cached was
+// fetched in it, and 0 says so.
+func (n *Node) proveWithin(who *principal, b objstore.Bucket) time.Duration {
+	if who == nil && !n.foreign.has(b) {
 		return 0
 	}
 	return time.Duration(n.cfg.AuthTTL)
+}
+
+// admitForeign lets all members know that others than the node read a bucket, before these
+// get any of its bytes.
+func (n *Node) admitForeign(ctx context.Context, b objstore.Bucket) {
+	if n.foreign.add(b) {
+		ctx, cancel := context.WithTimeout(ctx, tellPatience)
+		defer cancel()
+		n.tell(ctx)
+	}
 }
 
 // asking is what the names of a node are to a principal.

@@ -53,7 +53,7 @@ func (n *Node) read(ctx context.Context, req control.ReadRequest, begin func(con
 	}
 	defer who.close()
 	maxAge, _ := cfg.Consistency.MaxAge()
-	if proof := n.proveWithin(who); proof > 0 {
+	if proof := n.proveWithin(who, bucket); proof > 0 {
 		maxAge = min(maxAge, proof)
 	}
 	info, _, err := n.names.Head(ctx, objstore.Query{Bucket: bucket, Access: who.access(ctx), MaxAge: maxAge}, key)

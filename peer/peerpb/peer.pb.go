@@ -891,6 +891,7 @@ type DatasetUse struct {
 	PinnedNanos   int64                  `protobuf:"varint,6,opt,name=pinned_nanos,json=pinnedNanos,proto3" json:"pinned_nanos,omitempty"` // for how long it is pinned yet; 0: not, or not any more
 	PinBytes      int64                  `protobuf:"varint,7,opt,name=pin_bytes,json=pinBytes,proto3" json:"pin_bytes,omitempty"`
 	PinVersion    int64                  `protobuf:"varint,8,opt,name=pin_version,json=pinVersion,proto3" json:"pin_version,omitempty"` // the highest counts; 0: no pin was ever made
+	Foreign       bool                   `protobuf:"varint,9,opt,name=foreign,proto3" json:"foreign,omitempty"`                         // others than the members read the bucket; the other fields say nothing then
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -979,6 +980,13 @@ func (x *DatasetUse) GetPinVersion() int64 {
 		return x.PinVersion
 	}
 	return 0
+}
+
+func (x *DatasetUse) GetForeign() bool {
+	if x != nil {
+		return x.Foreign
+	}
+	return false
 }
 
 // UseRequest replaces what the caller said before. It holds for ttl_nanos.
@@ -1325,7 +1333,7 @@ const file_peer_proto_rawDesc = "" +
 	"\tforgotten\x18\x01 \x01(\x04R\tforgotten\"\x0f\n" +
 	"\rStatusRequest\"!\n" +
 	"\vStatusReply\x12\x12\n" +
-	"\x04json\x18\x01 \x01(\fR\x04json\"\x85\x02\n" +
+	"\x04json\x18\x01 \x01(\fR\x04json\"\x9f\x02\n" +
 	"\n" +
 	"DatasetUse\x121\n" +
 	"\x06bucket\x18\x01 \x01(\v2\x19.shardwell.peer.v1.BucketR\x06bucket\x12\x16\n" +
@@ -1337,7 +1345,8 @@ const file_peer_proto_rawDesc = "" +
 	"\fpinned_nanos\x18\x06 \x01(\x03R\vpinnedNanos\x12\x1b\n" +
 	"\tpin_bytes\x18\a \x01(\x03R\bpinBytes\x12\x1f\n" +
 	"\vpin_version\x18\b \x01(\x03R\n" +
-	"pinVersion\"t\n" +
+	"pinVersion\x12\x18\n" +
+	"\aforeign\x18\t \x01(\bR\aforeign\"t\n" +
 	"\n" +
 	"UseRequest\x12\x16\n" +
 	"\x06member\x18\x01 \x01(\tR\x06member\x121\n" +
