@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/shardwell/shardwell/cache/evict"
 	"github.com/shardwell/shardwell/internal/chunk"
 )
@@ -343,6 +345,19 @@ func mountSmall(t *testing.T, tmpfs string, ext4MiB int64) (path string) {
 	return path
 }
 
+// syncDisk has a file system write what it has in memory.
+func syncDisk(t *testing.T, path string) {
+	t.Helper()
+	dir, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	if err := unix.Syncfs(int(dir.Fd())); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestSmallFileSystem fills real ones: no space, no inodes. Without a budget or floors
 // the kernel's own refusals are what there is to go by.
 func TestSmallFileSystem(t *testing.T) {
@@ -394,7 +409,7 @@ func TestSmallFileSystem(t *testing.T) {
 			// A full ext4 writes files in pieces, and takes a block for the list of them when it does so. The
 			// next walk counts it.
 			d.trim(0, admitted)
-			syscall.Sync()
+			syncDisk(t, cfg.Path)
 			if err := d.walk(t.Context(), nil); err != nil {
 				t.Fatal(err)
 			}

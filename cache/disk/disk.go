@@ -154,9 +154,10 @@ type Dir struct {
 	walks   sync.Mutex    // one walk at a time
 
 	// Of Run alone.
-	victims   [kinds]victims // to go next
-	walkedFor evict.Class    // the class for which they were looked for
-	judged    atomic.Bool    // what is known of datasets has not changed since the last walk
+	victims        [kinds]victims // to go next
+	walkedFor      evict.Class    // the class for which they were looked for
+	quotaWalkAfter time.Time      // no walk for relieveQuotas before
+	judged         atomic.Bool    // what is known of datasets has not changed since the last walk
 
 	coming atomic.Uint32 // the highest evict.Class that wanted room since the last eviction
 
@@ -171,6 +172,7 @@ type Dir struct {
 	idle   fileList                 // those without references, least recently used first
 	closed bool
 	drops  map[chunk.ObjectID]struct{} // to be removed once nobody uses them
+	full   map[evict.Dataset]int64     // bytes that datasets want beyond their quota, see wantWithin
 }
 
 // Open prepares a cache directory and locks it. It scans nothing: the time does
@@ -396,6 +398,7 @@ func (d *Dir) Run(ctx context.Context) error {
 		case d.dropUnused(ctx):
 		case d.ledger.exact() || d.count(ctx):
 			d.relieve(ctx)
+			d.relieveQuotas(ctx)
 		}
 		select {
 		case <-ctx.Done():

@@ -46,6 +46,9 @@ func (f *File) Put(block chunk.Block) error {
 	r := rejectOf(err)
 	f.d.comes(class)
 	f.d.reject(f.id, r)
+	if r.Reason == RejectDataset {
+		f.d.wantWithin(f.obj, int64(len(block.Data)))
+	}
 	if r.Err != nil {
 		return fmt.Errorf("store block %d of %s: %w", block.Index, f.obj.URI(), r)
 	}

@@ -22,6 +22,11 @@ type Policy interface {
 	// Admits reports whether n more bytes of an object that this node owns may be stored,
 	// and counts them if so.
 	Admits(obj chunk.Object, id chunk.ObjectID, n int64) bool
+	// Rotates returns the dataset whose quota keeps an object out and that is to give up what of it
+	// was used least recently; ok is false when there is none.
+	Rotates(obj chunk.Object) (ds evict.Dataset, ok bool)
+	// Freed says that n bytes of such a dataset are there no more.
+	Freed(ds evict.Dataset, n int64)
 }
 
 // owns reports whether this node owns a block.

@@ -18,6 +18,8 @@ import (
 type testPolicy struct {
 	mu      sync.Mutex
 	classes map[string]evict.Class // by what is before the slash; Protected where there is none
+	quota   int64                  // bytes of all datasets; 0: none
+	taken   int64
 }
 
 func (p *testPolicy) Owns(obj chunk.Object, _ chunk.ObjectID, block uint32) bool {
@@ -35,7 +37,27 @@ func (p *testPolicy) Judge(obj chunk.Object, _ chunk.ObjectID) (evict.Class, int
 	return evict.Protected, 0
 }
 
-func (p *testPolicy) Admits(chunk.Object, chunk.ObjectID, int64) bool { return true }
+func (p *testPolicy) Admits(_ chunk.Object, _ chunk.ObjectID, n int64) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.quota > 0 && p.taken+n > p.quota {
+		return false
+	}
+	p.taken += n
+	return true
+}
+
+func (p *testPolicy) Rotates(obj chunk.Object) (evict.Dataset, bool) {
+	class, _ := p.Judge(obj, obj.ID())
+	dir, _, _ := strings.Cut(obj.Key, "/")
+	return evict.Dataset{Origin: obj.Origin, Bucket: obj.Bucket, Prefix: dir + "/"}, class == evict.Recent
+}
+
+func (p *testPolicy) Freed(_ evict.Dataset, n int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.taken -= n
+}
 
 func (p *testPolicy) set(dir string, c evict.Class) {
 	p.mu.Lock()

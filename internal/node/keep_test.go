@@ -142,6 +142,47 @@ func TestQuota(t *testing.T) {
 	}
 }
 
+// TestQuotaRotates has a dataset that is kept by recency hold what was read last within its quota.
+func TestQuotaRotates(t *testing.T) {
+	t.Parallel()
+	needMounts(t)
+	files := make(map[string][]byte)
+	for i := range 24 {
+		files[fmt.Sprintf("d/%02d", i)] = randomBytes(512<<10, uint64(i))
+	}
+	o := newOrigin(t, files)
+	nodes := startCluster(t, o.URL(), 2, func(i int, cfg *config.Config) { cfg.NoOwner = i == 1 })
+	dir := mountpoint(t)
+	mustMount(t, nodes[1], "s3://data/d", dir, map[string]string{"quota": "4Mi", "cachePolicy": "lru"})
+	held := func(from, to string) int64 {
+		return nodes[0].held(t, func(e disk.Entry) bool { return from <= e.Object.Key && e.Object.Key <= to })
+	}
+	for i := range 24 {
+		name := fmt.Sprintf("%02d", i)
+		if err := readAll(dir, map[string][]byte{name: files["d/"+name]}); err != nil {
+			t.Fatal(err)
+		}
+		if i < 8 || held("d/"+name, "d/"+name) > 0 {
+			continue
+		}
+		until(t, "room for the next", func() bool {
+			p := nodes[0].policy
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			for _, bytes := range p.quota {
+				return bytes+512<<10 <= 4<<20
+			}
+			return true
+		})
+	}
+	if first, last := held("d/00", "d/03"), held("d/20", "d/23"); first > 0 || last == 0 {
+		t.Errorf("%d bytes are held of what was read first, %d of what was read last", first, last)
+	}
+	if got := nodes[0].held(t, func(disk.Entry) bool { return true }); got > 4<<20 {
+		t.Errorf("the owner holds %d bytes, quota %d", got, 4<<20)
+	}
+}
+
 // SEMANTICS K4: `shardwell drain` hands what only the leaving node holds to its new owners: the epoch after it costs no origin byte.
 func TestDrain(t *testing.T) {
 	t.Parallel()

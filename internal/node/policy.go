@@ -69,6 +69,26 @@ func (p *policy) Admits(obj chunk.Object, _ chunk.ObjectID, n int64) bool {
 	return true
 }
 
+// Rotates implements disk.Policy.
+func (p *policy) Rotates(obj chunk.Object) (evict.Dataset, bool) {
+	table := p.datasets.now()
+	u, ok := table.Quota(obj)
+	if !ok {
+		return evict.Dataset{}, false
+	}
+	class, _ := table.Judge(obj, time.Now().UnixNano())
+	return u.Dataset, class == evict.Recent
+}
+
+// Freed implements disk.Policy.
+func (p *policy) Freed(ds evict.Dataset, n int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if have, ok := p.quota[ds]; ok {
+		p.quota[ds] = max(0, have-n)
+	}
+}
+
 // count replaces what is known of the bytes of datasets with a quota, by what a walk over the
 // disks has found.
 func (p *policy) count(shares []share) {
