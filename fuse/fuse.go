@@ -73,6 +73,12 @@ type Mounter interface {
 	Mount(dir, source, options string, flags uintptr) (*os.File, error)
 }
 
+// LaterPrefetcher is a File that can be fetched before it is read.
+type LaterPrefetcher interface {
+	// PrefetchLater is Prefetch for a file that nobody reads yet: what is read goes first.
+	PrefetchLater(off, n int64)
+}
+
 // Mode is how fresh a mount's names and versions are.
 type Mode int
 
@@ -148,6 +154,7 @@ type Config struct {
 
 	ReadAheadBytes int64 // of the kernel per open file; 0 means DefaultReadAheadBytes
 	PrefetchBytes  int64 // ahead of all sequential readers; 0 means DefaultPrefetchBytes, negative none
+	NextFiles      int   // of each reader whose next files are known, to be fetched before he opens them; 0 means DefaultNextFiles, negative none
 	NoPassthrough  bool  // every read is checked by the daemon ("verifyReads: always")
 
 	Mounter Mounter      // attaches the file system; nil: this process does

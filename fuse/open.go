@@ -111,6 +111,7 @@ func (f *rawFS) Open(_ <-chan struct{}, in *gofuse.OpenIn, out *gofuse.OpenOut) 
 		return s.fail(err, "open", obj.Key)
 	}
 	h.reply(out)
+	s.next.tell(obj.Key, in.Pid)
 	return gofuse.OK
 }
 

@@ -66,6 +66,7 @@ type Session struct {
 	silence silence
 	absent  absentNames
 	failed  failedLookups
+	next    nextFiles
 }
 
 // logsPerSecond bounds the lines about failed requests.
@@ -96,6 +97,7 @@ func New(cfg Config) (*Session, error) {
 	s.inflight.all, s.inflight.news = make(map[uint64]*request), make(chan struct{}, 1)
 	s.opens.init()
 	s.silence.init()
+	s.next.init(s)
 	s.dirs.all = make(map[*snapshot.Dir]*directory)
 	if notes, ok := s.state.(Journal); ok {
 		s.notes = notes
@@ -150,6 +152,9 @@ func (c *Config) setDefaults() {
 	}
 	if c.PrefetchBytes == 0 {
 		c.PrefetchBytes = DefaultPrefetchBytes
+	}
+	if c.NextFiles == 0 {
+		c.NextFiles = DefaultNextFiles
 	}
 	if c.NameBudget == 0 {
 		c.NameBudget = DefaultNameBudget
@@ -290,6 +295,7 @@ func (s *Session) Run(ctx context.Context) error {
 	stop := context.AfterFunc(runCtx, func() { _ = s.signalStop() })
 	s.serving.Go(func() { s.sendNotices(runCtx) })
 	s.serving.Go(func() { s.watchCallers(runCtx) })
+	s.serving.Go(func() { s.next.run(runCtx) })
 	err := s.readRequests(runCtx)
 	cancel()
 	stop()

@@ -16,6 +16,7 @@ const (
 	xattrSource      = "user.shardwell.source"       // URI
 	xattrCached      = "user.shardwell.cached"       // share of the bytes on this node, 0.0000 to 1.0000
 	xattrCachedBytes = "user.shardwell.cached_bytes" // the same in bytes
+	xattrPlan        = "user.shardwell.plan"         // of directories, and not listed: how far the plans of the mount are
 )
 
 var (
@@ -41,6 +42,9 @@ func (f *rawFS) GetXAttr(_ <-chan struct{}, h *gofuse.InHeader, attr string, des
 		return 0, gofuse.Status(syscall.ESTALE)
 	}
 	if n.view.Kind == tree.Dir {
+		if attr == xattrPlan {
+			return give(dest, f.s.next.describe())
+		}
 		d, ok, err := f.s.directory(h.NodeId)
 		if err != nil || !ok || attr != xattrSource {
 			return 0, gofuse.ENODATA

@@ -77,7 +77,7 @@ store, and serves the bucket's own objects, unchanged, through a file system.
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.Version = node.Version // makes cobra know --version
 	root.SetVersionTemplate(versionLine() + "\n")
-	root.AddCommand(newDemo(s), newNode(s), newMount(s), newUmount(s), newLs(s), newGet(s), newWarm(s), newRefresh(s), newStatus(s),
+	root.AddCommand(newDemo(s), newNode(s), newMount(s), newUmount(s), newLs(s), newGet(s), newWarm(s), newPlan(s), newRefresh(s), newStatus(s),
 		newVerify(s), newDrain(s), newCSI(s), newKubernetes(s), newConfig(s), newVersion(s), newCompletion(s))
 	return root
 }

@@ -173,6 +173,9 @@ func (n *Node) Verify(flags ...string) (Result, error) {
 	return n.run(append([]string{"verify", n.CacheDir}, flags...))
 }
 
+// Command runs `shardwell ARGS` for a command that needs no node to answer.
+func (n *Node) Command(args ...string) (Result, error) { return n.run(args) }
+
 func (n *Node) run(args []string) (Result, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), commandWait)
 	defer cancel()

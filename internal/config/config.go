@@ -109,6 +109,8 @@ type Config struct {
 	CachePolicy string `name:"cache-policy" scope:"node,mount"`
 	// Most bytes of a dataset that the caches of the whole cluster keep. 0: no limit.
 	Quota Bytes `name:"quota" scope:"node,mount"`
+	// How many shards ahead of its readers a mount fetches, where the next ones are known: by a plan, or by numbers in names that each process opens. 0: none.
+	PrefetchShards int `name:"prefetch-shards" scope:"node,mount"`
 	// How old an answer about a name may be: ttl=DURATION, open (asked at each open) or immutable (never asked again).
 	Consistency Consistency `name:"consistency" scope:"node,mount"`
 	// Owner of the files of a mount. Default (-1): the user who mounts.
@@ -173,6 +175,7 @@ func Default() Config {
 		DirMode:           0o555,
 		VerifyReads:       "auto",
 		CachePolicy:       "epoch",
+		PrefetchShards:    4,
 		KubeletDir:        "/var/lib/kubelet",
 		MaxVolumes:        1000,
 	}

@@ -20,6 +20,9 @@ var (
 	verifyReads = []string{"auto", "always"}
 )
 
+// maxPrefetchShards of one reader are fetched before they are opened: more are bounded by bytes long before.
+const maxPrefetchShards = 256
+
 // problem is what Validate finds: which options cannot work, and what to do.
 // [Resolved] adds where they were set.
 type problem struct {
@@ -216,6 +219,9 @@ func checkMount(c Config) *problem {
 	}
 	if !slices.Contains([]string{"epoch", "lru", "none"}, c.CachePolicy) {
 		return &problem{[]string{"cache-policy"}, fmt.Sprintf("%q is no way to keep a dataset", c.CachePolicy), "use epoch, lru or none"}
+	}
+	if c.PrefetchShards < 0 || c.PrefetchShards > maxPrefetchShards {
+		return &problem{[]string{"prefetch-shards"}, fmt.Sprintf("%d shards are not between 0 and %d", c.PrefetchShards, maxPrefetchShards), ""}
 	}
 	if !slices.Contains(verifyReads, c.VerifyReads) {
 		return &problem{[]string{"verify-reads"}, fmt.Sprintf("%q is no way to verify reads", c.VerifyReads), "use auto or always"}

@@ -12,3 +12,11 @@ func (n *Node) prefetchBytes() int64 {
 	arena := int64(n.arena.Buffers()) * n.geometry.BlockBytes
 	return max(n.geometry.ChunkBytes, min(fuse.DefaultPrefetchBytes, max(arena/2, n.capacityHere()/prefetchShare)))
 }
+
+// nextFiles is an option as the file system wants it.
+func nextFiles(shards int) int {
+	if shards == 0 {
+		return -1
+	}
+	return shards
+}

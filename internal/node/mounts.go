@@ -244,7 +244,7 @@ func (m *mount) sameOptions(o *mount) bool {
 	a, b := m.options, o.options
 	return (m.who == nil) == (o.who == nil) && sameWay(s3Config(a, "", nil), s3Config(b, "", nil)) && a.UID == b.UID && a.GID == b.GID && a.FileMode == b.FileMode && a.DirMode == b.DirMode &&
 		a.AllowOther == b.AllowOther && a.Consistency == b.Consistency && a.VerifyReads == b.VerifyReads &&
-		a.CachePolicy == b.CachePolicy && a.Quota == b.Quota
+		a.CachePolicy == b.CachePolicy && a.Quota == b.Quota && a.PrefetchShards == b.PrefetchShards
 }
 
 // open makes the session of a mount and serves it. It leaves nothing behind when it fails.
@@ -289,7 +289,7 @@ func (n *Node) prepare(ctx context.Context, m *mount, dir, state string) (err er
 		Names: asking{n.names, m.who}, Data: data{n.cache, m.who}, Prove: func() time.Duration { return n.proveWithin(m.who, m.bucket) }, StateDir: state, Consistency: consistency(cfg.Consistency),
 		UID: uint32(cfg.UID), GID: uint32(cfg.GID), FileMode: fs.FileMode(cfg.FileMode), DirMode: fs.FileMode(cfg.DirMode),
 		AllowOther: cfg.AllowOther, NoPassthrough: cfg.VerifyReads == "always",
-		PrefetchBytes: n.prefetchBytes(), NameBudget: time.Duration(n.cfg.OriginTimeout), Buffers: n.buffers, Logger: n.log,
+		PrefetchBytes: n.prefetchBytes(), NextFiles: nextFiles(cfg.PrefetchShards), NameBudget: time.Duration(n.cfg.OriginTimeout), Buffers: n.buffers, Logger: n.log,
 	})
 	if err != nil {
 		return err

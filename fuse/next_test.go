@@ -1,0 +1,236 @@
+package fuse
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// shards makes an origin of numbered files.
+func shards(n int) *fakeOrigin {
+	o := newOrigin()
+	for i := range n {
+		o.put(fmt.Sprintf("sub/s-%03d.tar", i), make([]byte, 100+i))
+	}
+	return o
+}
+
+// open opens a file of the mount, in the way that does not need Go's poller.
+func (m *testMount) openFile(t *testing.T, name string) {
+	t.Helper()
+	fd, err := unix.Open(m.path(name), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+}
+
+func (m *testMount) openDir(t *testing.T, name string) int {
+	t.Helper()
+	fd, err := unix.Open(m.path(name), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	return fd
+}
+
+// prefetchedKeys returns the numbers of the files that were fetched, as sorted text.
+func (o *fakeOrigin) prefetchedKeys() string {
+	var all []string
+	o.prefetched.Range(func(key, _ any) bool {
+		all = append(all, strings.TrimSuffix(strings.TrimPrefix(key.(string), "sub/s-"), ".tar"))
+		return true
+	})
+	slices.Sort(all)
+	return strings.Join(all, " ")
+}
+
+// waitPrefetched waits until exactly these were.
+func waitPrefetched(t *testing.T, o *fakeOrigin, want string) {
+	t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for o.prefetchedKeys() != want {
+		if time.Now().After(deadline) {
+			t.Fatalf("fetched %q, want %q", o.prefetchedKeys(), want)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestPlanIsFetchedAheadOfItsReaders(t *testing.T) {
+	o := shards(10)
+	m := mount(t, o, func(c *Config) { c.NextFiles = 2 })
+	plan := Plan{Label: "rank 0", Names: []string{"s-007.tar", "not there", "s-001.tar", "s-004.tar", "../sub/s-009.tar"}}
+	if err := plan.Give(m.openDir(t, "sub")); err != nil {
+		t.Fatal(err)
+	}
+	waitPrefetched(t, o, "007")
+	m.openFile(t, "sub/s-007.tar")
+	waitPrefetched(t, o, "001 007")
+	m.openFile(t, "sub/s-001.tar")
+	waitPrefetched(t, o, "001 004 007")
+	m.openFile(t, "sub/s-004.tar") // the one that is not there is far behind
+	waitPrefetched(t, o, "001 004 007 009")
+
+	buf := make([]byte, 1000)
+	n, err := unix.Getxattr(m.dir, xattrPlan, buf)
+	if want := "rank 0: 3 of 5 opened, next sub/not there\n"; err != nil || string(buf[:n]) != want {
+		t.Errorf("plan: %q, %v, want %q", buf[:max(0, n)], err, want)
+	}
+	if err := (Plan{Label: "rank 0"}).Give(m.openDir(t, "")); err != nil {
+		t.Errorf("end the plan: %v", err)
+	}
+	if n, err := unix.Getxattr(m.dir, xattrPlan, buf); err != nil || n != 0 {
+		t.Errorf("a plan that has ended: %q, %v", buf[:max(0, n)], err)
+	}
+}
+
+func TestLongPlans(t *testing.T) {
+	o := shards(3)
+	m := mount(t, o, func(c *Config) { c.NextFiles = 1 })
+	names := make([]string, 5000)
+	for i := range names {
+		names[i] = fmt.Sprintf("sub/none-%0100d", i)
+	}
+	if err := (Plan{Names: names}).Give(m.openDir(t, "")); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 1000)
+	n, err := unix.Getxattr(m.dir, xattrPlan, buf)
+	if err != nil || !strings.HasPrefix(string(buf[:n]), "-: 0 of 5000 opened, next sub/none-0") {
+		t.Errorf("plan: %q, %v", buf[:max(0, n)], err)
+	}
+	for i := range names {
+		names[i] = strings.Repeat("x", 4000)
+	}
+	if err := (Plan{Names: names}).Give(m.openDir(t, "")); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("a plan of 20 MB: %v", err)
+	}
+}
+
+// One process that reads every fourth file has the next ones fetched.
+func TestNextOfASequenceIsFetched(t *testing.T) {
+	o := shards(40)
+	m := mount(t, o, func(c *Config) { c.NextFiles = 3 })
+	for _, i := range []int{1, 5, 9} {
+		m.openFile(t, fmt.Sprintf("sub/s-%03d.tar", i))
+	}
+	waitPrefetched(t, o, "013 017 021")
+	m.openFile(t, "sub/s-013.tar")
+	waitPrefetched(t, o, "013 017 021 025")
+	m.openFile(t, "sub/s-033.tar") // no more: a jump
+	m.openFile(t, "sub/s-037.tar")
+	m.openFile(t, "sub/s-038.tar")
+	if got := m.Stats().NextFiles.Load(); got != 4 {
+		t.Errorf("%d files were fetched, want 4", got)
+	}
+}
+
+// What readers of a mount have ahead of themselves bounds what is fetched before it is opened.
+func TestNextFilesAreBoundedInBytes(t *testing.T) {
+	o := newOrigin()
+	for i := range 10 {
+		o.putSized(fmt.Sprintf("sub/s-%03d.tar", i), 10<<20)
+	}
+	m := mount(t, o, func(c *Config) { c.NextFiles, c.PrefetchBytes = 8, 25<<20 })
+	plan := Plan{Names: []string{"sub/s-000.tar", "sub/s-001.tar", "sub/s-002.tar", "sub/s-003.tar"}}
+	if err := plan.Give(m.openDir(t, "")); err != nil {
+		t.Fatal(err)
+	}
+	waitPrefetched(t, o, "000 001 002")
+	if end, _ := o.prefetched.Load("sub/s-002.tar"); end != int64(5<<20) {
+		t.Errorf("of the third file %v bytes were fetched", end)
+	}
+	m.openFile(t, "sub/s-000.tar")
+	waitPrefetched(t, o, "000 001 002 003")
+}
+
+func TestPlansThatAreRefused(t *testing.T) {
+	o := shards(1)
+	m := mount(t, o, nil)
+	dir := m.openDir(t, "")
+	file, err := unix.Open(m.path("sub/s-000.tar"), unix.O_RDONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(file)
+	raw := func(fd int, cmd uintptr, text string) error {
+		arg := make([]byte, PlanBytes)
+		copy(arg, text)
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), cmd, uintptr(unsafe.Pointer(&arg[0]))); errno != 0 {
+			return errno
+		}
+		return nil
+	}
+	for what, c := range map[string]struct {
+		err  error
+		want error
+	}{
+		"no word":              {raw(dir, PlanIoctl, "a\nb\n"), syscall.EINVAL},
+		"nothing":              {raw(dir, PlanIoctl, ""), syscall.EINVAL},
+		"label of two lines":   {Plan{Label: "a\nb"}.Give(dir), syscall.EINVAL},
+		"label of terminals":   {raw(dir, PlanIoctl, "new \x1b[31m\n"), syscall.EINVAL},
+		"long label":           {raw(dir, PlanIoctl, "new "+strings.Repeat("x", 65)), syscall.EINVAL},
+		"name of two lines":    {Plan{Names: []string{"a\nb"}}.Give(dir), syscall.EINVAL},
+		"name that is too big": {Plan{Names: []string{strings.Repeat("x", PlanBytes)}}.Give(dir), syscall.EINVAL},
+		"a file":               {raw(file, PlanIoctl, "new \n"), syscall.ENOTDIR},
+		"another request":      {raw(dir, PlanIoctl+1, "new \n"), syscall.ENOTTY},
+		"taken":                {raw(dir, PlanIoctl, "new \ns\n"), nil},
+	} {
+		if !errors.Is(c.err, c.want) {
+			t.Errorf("%s: %v, want %v", what, c.err, c.want)
+		}
+	}
+	off := mount(t, shards(1), func(c *Config) { c.NextFiles = -1 })
+	if err := (Plan{Names: []string{"x"}}).Give(off.openDir(t, "")); !errors.Is(err, syscall.EOPNOTSUPP) {
+		t.Errorf("a mount that fetches nothing ahead: %v", err)
+	}
+	home, err := unix.Open(t.TempDir(), unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(home)
+	if err := (Plan{Names: []string{"x"}}).Give(home); !errors.Is(err, syscall.ENOTTY) {
+		t.Errorf("another file system: %v", err)
+	}
+}
+
+func FuzzParsePlan(f *testing.F) {
+	f.Add([]byte("new a\nb\nc\x00"))
+	f.Add([]byte("more \n"))
+	f.Fuzz(func(t *testing.T, arg []byte) {
+		label, _, names, ok := parsePlan(arg)
+		if !ok {
+			return
+		}
+		if len(label) > maxLabelBytes || !printable(label) {
+			t.Fatalf("label %q", label)
+		}
+		for _, n := range names {
+			if n == "" || strings.ContainsAny(n, "\n\x00") {
+				t.Fatalf("name %q", n)
+			}
+		}
+	})
+}
+
+func TestSessionsRefuseWhatIsNoPath(t *testing.T) {
+	o := shards(1)
+	m := mount(t, o, nil)
+	for _, name := range []string{"", ".", "..", "sub", "sub/", "sub/..", "/sub/s-000.tar", "sub/s-000.tar/x", "sub//s-000.tar"} {
+		if obj, err := m.resolve(t.Context(), name); err == nil {
+			t.Errorf("%q is %v", name, obj.Key)
+		}
+	}
+	if obj, err := m.resolve(t.Context(), "sub/s-000.tar"); err != nil || obj.Key != "sub/s-000.tar" {
+		t.Errorf("got %q, %v", obj.Key, err)
+	}
+}
