@@ -11,7 +11,7 @@ import (
 // bring all of the object to themselves, too. It returns nil when the blocks were here; that the
 // tier holds them is for [File.Holds] to say.
 func (f *File) Bring(ctx context.Context, index uint32, fill bool) error {
-	if err := f.obj.fillChunk(ctx, index, fill, f.access()); err != nil {
+	if err := f.obj.fillChunk(ctx, index, chunk.Request{Background: true, Fill: fill, Access: f.access()}); err != nil {
 		return err
 	}
 	f.obj.settle(index)

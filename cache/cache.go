@@ -27,7 +27,7 @@
 // Parts: cache/mem, the arena. Implementations: cache/disk, a
 // [Tier] by way of [TierOf]. cache/meta stands beside it.
 //
-// Lock order: leash.mu, then flight.mu, then object.mu, then fill.mu, then ahead.mu, then Cache.mu; unread.mu stands
+// Lock order: leash.mu, then flight.mu, then object.mu, then fill.mu, then ahead.mu, then Cache.mu; idle.mu and unread.mu stand
 // alone. No I/O under any of them.
 package cache
 
@@ -160,6 +160,7 @@ type Cache struct {
 	pages *pages
 	slots *slots
 	ahead ahead
+	idle  idle
 	stats Stats
 
 	refused atomic.Bool // the tier did not admit the last block of any object

@@ -86,6 +86,9 @@ func (fl *flight) start(first, ahead, end uint32, like chunk.Request, deadline t
 	if detached {
 		cache.ahead.calls.Add(1)
 	}
+	if !like.Idle {
+		cache.idle.enter()
+	}
 	go c.run()
 }
 
@@ -208,6 +211,9 @@ func (c *call) finish(err error) {
 
 	c.cancel(nil)
 	fl.obj.c.stats.Fetching.Add(-1)
+	if !c.req.Idle {
+		fl.obj.c.idle.leave()
+	}
 	if a := &fl.obj.c.ahead; c.detached {
 		a.calls.Add(-1)
 		if lost == 0 {

@@ -113,7 +113,7 @@ func (f *fill) work() {
 			return
 		}
 		begin := time.Now()
-		err := o.fillChunk(o.c.ctx, index, true, f.f.access())
+		err := o.fillChunk(o.c.ctx, index, chunk.Request{Background: true, Fill: true, Access: f.f.access()})
 		switch {
 		case err == nil:
 			f.came(time.Since(begin))
@@ -197,16 +197,15 @@ func (o *object) missing(index uint32) (set blockSet) {
 	return set
 }
 
-// fillChunk waits until all blocks of a chunk have come, fetched if need be; fill says that
-// the chunks behind it will be asked for too.
-func (o *object) fillChunk(ctx context.Context, index uint32, fill bool, as chunk.Access) error {
+// fillChunk waits until all blocks of a chunk have come, fetched by such a request if need be.
+func (o *object) fillChunk(ctx context.Context, index uint32, req chunk.Request) error {
 	missing := o.missing(index)
 	if missing.empty() {
 		return nil
 	}
 	fl := o.join(index)
 	defer o.leave(fl)
-	w := o.c.newWaiter(chunk.Request{Background: true, Fill: fill, Access: as})
+	w := o.c.newWaiter(req)
 	defer o.c.freeWaiter(w)
 	w.fills, w.missing = true, missing
 

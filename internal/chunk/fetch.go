@@ -51,6 +51,9 @@ type Request struct {
 	// Fill marks a Background request of a node that is bringing the whole object to
 	// itself, chunk by chunk in their order: it will ask for the chunks behind this one too.
 	Fill bool
+	// Idle marks a Background request that is made only because there is nothing else to do. It means
+	// something to the node that makes it alone.
+	Idle bool
 
 	// Access is on whose behalf the origin is asked, if it must be. It says nothing about blocks
 	// that are here: whoever asks for them has seen to it that they may be had.
