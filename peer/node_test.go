@@ -31,6 +31,13 @@ type origin struct {
 	mu    sync.Mutex
 	reads map[uint32]int // of each block; guarded by mu
 	heads int            // guarded by mu
+	asked []chunk.Access // on whose behalf, with each first block and name; guarded by mu
+}
+
+func (o *origin) note(a chunk.Access) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.asked = append(o.asked, a)
 }
 
 func (o *origin) block(ctx context.Context, index uint32) ([]byte, error) {
@@ -189,6 +196,7 @@ func (n *node) fetch(ctx context.Context, f *flight, req chunk.Request, span chu
 	n.mu.Lock()
 	f.owner = true
 	n.mu.Unlock()
+	n.origin.note(req.Access)
 	for b := span.First; b < span.End(); b++ {
 		if n.holds(b) {
 			continue
@@ -261,6 +269,7 @@ func (n *node) Head(ctx context.Context, q objstore.Query, key string) (objstore
 	if !errors.Is(err, chunk.ErrNotHeld) {
 		return info, age, err
 	}
+	n.origin.note(q.Access)
 	if n.origin.hang != nil {
 		return info, 0, n.origin.hang(ctx)
 	}
@@ -279,6 +288,7 @@ func (n *node) List(ctx context.Context, q objstore.Query, req objstore.ListRequ
 	if !errors.Is(err, chunk.ErrNotHeld) {
 		return page, age, err
 	}
+	n.origin.note(q.Access)
 	if n.origin.hang != nil {
 		return page, 0, n.origin.hang(ctx)
 	}
