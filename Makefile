@@ -18,7 +18,7 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 PROTOC_GEN_GO := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 PROTOC_GEN_GO_GRPC := google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
 
-.PHONY: image manifests e2e-kubernetes build demo test unit e2e check fmt vet staticcheck race vuln bench bench-read bench-cache bench-broadcast bench-scale generate clean
+.PHONY: image manifests e2e-kubernetes build demo test unit e2e check fmt vet staticcheck race vuln bench bench-read bench-cache bench-broadcast bench-scale bench-pods generate clean
 
 build: bin/shardwell
 
@@ -117,6 +117,11 @@ bench-broadcast: bin/shardwell
 # The planner on a model of 1,000 and 10,000 nodes. -benchtime=1x: one run of each is the figure.
 bench-scale:
 	go test -run='^$$' -bench=Scale -benchtime=1x -timeout 60m ./peer/broadcast | grep '^{'
+
+# What Pods are judged by, as far as it needs no Kubernetes: csi-sanity, and publishes as a kubelet makes them.
+bench-pods: bin/shardwell
+	./e2e/setup
+	cd e2e && SHARDWELL_BIN=$(CURDIR)/bin/shardwell go run ./bench -run '^pods$$'
 
 # Generated code is committed, so that building needs no protoc (Debian: protobuf-compiler).
 generate:

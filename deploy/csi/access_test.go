@@ -51,6 +51,10 @@ func (s *nodeService) underneath(t *testing.T) int {
 	return n
 }
 
+// SEMANTICS V2: Volumes share a mount only with the same dataset, credentials of the same namespace,
+// owner, group, permissions and consistency; a Secret or token that changes is used from the next
+// publish on, without another mount.
+//
 // Volumes share a mount with equal credentials of one namespace only, and a Secret that changes
 // reaches the mount without another one, whichever volume tells first.
 func TestRotatedSecret(t *testing.T) {

@@ -37,7 +37,7 @@ const (
 
 // closed are options of a mount that name files of the node or send its requests elsewhere:
 // they are the administrator's, not a volume's.
-var closed = []string{"caFile", "credentialsFile", "profile", "proxy", "originTimeout", "allowOther"}
+var closed = []string{"caFile", "credentialsFile", "profile", "proxy", "originTimeout", "allowOther", "refuseLocal"}
 
 // ignored are flags of mount(8) that say what a volume is in any case.
 var ignored = []string{"ro", "nosuid", "nodev", "noatime", "relatime", "nodiratime", "noexec"}

@@ -95,6 +95,7 @@ func New(cfg Config) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
+	cfg.Policy.caDir = filepath.Join(host.root, "plugins", DriverName, "ca")
 	v, err := openVolumes(volumesConfig{
 		daemon: cfg.Daemon, host: host, log: cfg.Logger, maxVolumes: cfg.MaxVolumes,
 		root: host.root, dir: filepath.Join(host.root, "plugins", DriverName),

@@ -69,6 +69,9 @@ func TestAttributes(t *testing.T) {
 	}
 }
 
+// SEMANTICS V4: A volume reads from an endpoint that the administrator allows, or from that of its own
+// Secret with the keys there, and then not from this machine, its link or a metadata service.
+//
 // The endpoint of a Secret goes with its keys, unless it is this machine or its link.
 func TestEndpointOfSecret(t *testing.T) {
 	for endpoint, ok := range map[string]bool{

@@ -111,6 +111,7 @@ func background(t *testing.T, run func(context.Context) error) (stop func()) {
 type machine struct {
 	t       *testing.T
 	origin  *s3server.Server
+	front   string // URL of what stands before the origin
 	log     *lines
 	kubelet string
 	socket  string
@@ -120,8 +121,18 @@ type machine struct {
 
 func newMachine(t *testing.T, files map[string]string) *machine {
 	t.Helper()
+	return newMachineBehind(t, files, nil)
+}
+
+// newMachineBehind has something stand before the origin, whose URL before returns.
+func newMachineBehind(t *testing.T, files map[string]string, before func(origin string) string) *machine {
+	t.Helper()
 	needMounts(t)
 	m := &machine{t: t, origin: newOrigin(t, files), log: &lines{}, kubelet: fuse.Canonical(t.TempDir()), cache: t.TempDir()}
+	m.front = m.origin.URL()
+	if before != nil {
+		m.front = before(m.origin.URL())
+	}
 	m.socket = filepath.Join(t.TempDir(), "control.sock")
 	m.startDaemon()
 	t.Cleanup(func() { m.nothingMounted() })
@@ -136,7 +147,7 @@ func (m *machine) startDaemon() {
 	cfg.Bind, cfg.PeerBind, cfg.MetricsBind = "127.0.0.1:0", "127.0.0.1:0", "off"
 	cfg.ChunkSize, cfg.BlockSize, cfg.PlaceWhole = 1<<20, 128<<10, 2<<20
 	cfg.Memory, cfg.MinFree = 128<<20, 1<<20
-	cfg.Endpoint, cfg.Region, cfg.Anonymous = m.origin.URL(), "us-east-1", true
+	cfg.Endpoint, cfg.Region, cfg.Anonymous = m.front, "us-east-1", true
 	log := slog.New(slog.NewTextHandler(m.log, nil))
 	n, err := node.New(cfg, log)
 	if err != nil {
@@ -260,7 +271,7 @@ func (m *machine) nothingMounted() {
 		m.t.Errorf("%s is left mounted", e.Dir)
 		_ = unix.Unmount(e.Dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 	}
-	for _, d := range []string{"mounts", "volumes"} {
+	for _, d := range []string{"mounts", "volumes", "ca"} {
 		left, _ := os.ReadDir(filepath.Join(m.kubelet, "plugins", DriverName, d))
 		for _, e := range left {
 			m.t.Errorf("%s/%s is left behind", d, e.Name())

@@ -2,17 +2,20 @@ package csi
 
 import (
 	"crypto/sha256"
+	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"net/netip"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"strings"
 
 	"google.golang.org/grpc/codes"
 
 	"github.com/shardwell/shardwell/internal/control"
+	"github.com/shardwell/shardwell/objstore/s3"
 )
 
 // Values of the attribute authenticationSource.
@@ -29,6 +32,7 @@ const (
 	secretSessionToken = "AWS_SESSION_TOKEN"
 	secretEndpoint     = "endpoint"
 	secretRegion       = "region"
+	secretCA           = "ca.crt" // PEM
 	maxSecretBytes     = 64 << 10
 )
 
@@ -47,6 +51,8 @@ type Policy struct {
 	TokenAudience string
 	// STSEndpoint exchanges these tokens; "" means AWS's in the region of the volume.
 	STSEndpoint string
+
+	caDir string // for certificates from Secrets, where the daemon reads them
 }
 
 func (p Policy) validate() error {
@@ -149,11 +155,35 @@ func (p Policy) fromSecret(options, context, secrets map[string]string) (a acces
 			return a, err
 		}
 		options["endpoint"] = endpoint
+		if !p.AllowLocal && !p.allowed(endpoint) {
+			options["refuseLocal"] = "true" // a name may stand for such an address later
+		}
 	}
 	if region := strings.TrimSpace(secrets[secretRegion]); region != "" {
 		options["region"] = region
 	}
-	return access{scope: "secret/" + context[kubeNamespace], identity: digest(c.AccessKey, c.SecretKey, c.SessionToken), credentials: c}, nil
+	ca, err := caOf(secrets)
+	if err != nil {
+		return a, err
+	}
+	if ca != "" {
+		options["caFile"] = filepath.Join(p.caDir, digest(ca)+".pem")
+	}
+	return access{ca: ca, scope: "secret/" + context[kubeNamespace], identity: digest(c.AccessKey, c.SecretKey, c.SessionToken), credentials: c}, nil
+}
+
+// caOf returns the certificates in a Secret, which are for the endpoint in it.
+func caOf(secrets map[string]string) (string, error) {
+	ca := secrets[secretCA]
+	switch {
+	case ca == "":
+		return "", nil
+	case secrets[secretEndpoint] == "":
+		return "", refused(codes.InvalidArgument, "the Secret of the volume has %s, and no %s for which it is", secretCA, secretEndpoint)
+	case !x509.NewCertPool().AppendCertsFromPEM([]byte(ca)):
+		return "", refused(codes.InvalidArgument, "%s in the Secret of the volume holds no certificate (PEM)", secretCA)
+	}
+	return ca, nil
 }
 
 // checkForeign refuses an endpoint that would have the daemon talk to this machine or to
@@ -172,7 +202,7 @@ func (p Policy) checkForeign(endpoint string) error {
 	}
 	host := strings.ToLower(strings.TrimSuffix(u.Hostname(), "."))
 	addr, err := netip.ParseAddr(host)
-	local := host == "localhost" || strings.HasSuffix(host, ".localhost") || err == nil && localAddr(addr) || err != nil && numeric(host)
+	local := host == "localhost" || strings.HasSuffix(host, ".localhost") || err == nil && s3.LocalAddr(addr) || err != nil && numeric(host)
 	if local && !p.AllowLocal {
 		return refused(codes.InvalidArgument, "the endpoint in the Secret of the volume: %q is an address of this machine or its link, which volumes may not name (--allow-local-endpoints)", at)
 	}
@@ -183,18 +213,6 @@ func (p Policy) checkForeign(endpoint string) error {
 func numeric(host string) bool {
 	last := host[strings.LastIndexByte(host, '.')+1:]
 	return last == "" || last[0] >= '0' && last[0] <= '9'
-}
-
-// metadata are addresses of clouds' own services that are not on the link by their number.
-var metadata = []netip.Addr{
-	netip.MustParseAddr("fd00:ec2::254"),   // AWS
-	netip.MustParseAddr("168.63.129.16"),   // Azure
-	netip.MustParseAddr("100.100.100.200"), // Alibaba Cloud
-}
-
-func localAddr(a netip.Addr) bool {
-	a = a.Unmap()
-	return a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified() || slices.Contains(metadata, a)
 }
 
 // fromPod takes the token of the Pod's service account.

@@ -8,6 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// SEMANTICS V1: A volume of a Pod shows its dataset read-only, and publishing it again ends no reader
+// and asks the origin nothing.
+//
 // A volume shows the dataset, read-only, and volumes of one dataset share a mount underneath.
 func TestPublishAndUnpublish(t *testing.T) {
 	m := newMachine(t, map[string]string{"train/a.txt": "hello", "train/sub/b.txt": "below"})

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -38,7 +39,7 @@ type published struct {
 // all else is taken away.
 func openVolumes(cfg volumesConfig) (*volumes, error) {
 	v := &volumes{volumesConfig: cfg, shared: make(map[string]*shared)}
-	for _, d := range []string{"mounts", "volumes"} {
+	for _, d := range []string{"mounts", "volumes", "ca"} {
 		if err := os.MkdirAll(filepath.Join(v.dir, d), 0o750); err != nil {
 			return nil, fmt.Errorf("directory of the driver %s: %w", v.dir, unwrapPath(err))
 		}
@@ -108,14 +109,19 @@ func (v *volumes) save(s *shared) {
 	text, err := json.Marshal(s.record)
 	path := v.recordPath(s.Name)
 	if err == nil {
-		err = os.WriteFile(path+".tmp", text, 0o600)
-	}
-	if err == nil {
-		err = os.Rename(path+".tmp", path)
+		err = writeFile(path, text)
 	}
 	if err != nil {
 		v.log.Warn("csi: write down what is published", "file", path, "error", unwrapPath(err))
 	}
+}
+
+// writeFile puts a file in the place of another one, whole.
+func writeFile(path string, data []byte) error {
+	if err := os.WriteFile(path+".tmp", data, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".tmp", path)
 }
 
 func (v *volumes) forget(name string) {
@@ -211,29 +217,38 @@ func (v *volumes) volumesOf(s *shared) (all []published) {
 	return all
 }
 
-// sweep takes mounts and records away that belong to no volume.
+// sweep takes mounts, records and certificates away that belong to no volume.
 func (v *volumes) sweep(ctx context.Context) {
-	for _, d := range []string{"mounts", "volumes"} {
+	for _, d := range []string{"mounts", "volumes", "ca"} {
 		entries, err := os.ReadDir(filepath.Join(v.dir, d))
 		if err != nil {
 			v.log.Warn("csi: look for what is left over", "error", unwrapPath(err))
 			return
 		}
 		for _, e := range entries {
-			name := strings.TrimSuffix(e.Name(), ".json")
-			v.mu.Lock()
-			_, used := v.shared[name]
-			v.mu.Unlock()
-			switch {
-			case used:
-			case d == "volumes":
-				_ = os.Remove(filepath.Join(v.dir, d, e.Name()))
-			default:
-				dir := filepath.Join(v.dir, d, e.Name())
-				if err := v.drop(ctx, dir); err != nil {
-					v.log.Warn("csi: mount of an earlier driver stays behind, and is tried again", "directory", dir, "error", err)
-				}
+			path := filepath.Join(v.dir, d, e.Name())
+			if v.uses(path) {
+				continue
+			}
+			if d != "mounts" {
+				_ = os.Remove(path) // tried again
+				continue
+			}
+			if err := v.drop(ctx, path); err != nil {
+				v.log.Warn("csi: mount of an earlier driver stays behind, and is tried again", "directory", path, "error", err)
 			}
 		}
 	}
+}
+
+// uses reports whether a mount, record or file of certificates belongs to a volume.
+func (v *volumes) uses(path string) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, s := range v.shared {
+		if slices.Contains([]string{s.dir, v.recordPath(s.Name), s.Options["caFile"]}, strings.TrimSuffix(path, ".tmp")) {
+			return true
+		}
+	}
+	return false
 }

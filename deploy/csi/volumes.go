@@ -43,6 +43,7 @@ type access struct {
 	scope       string              // the namespace whose credentials these are; "" for the daemon's own
 	identity    string              // names the credentials, and tells nothing of them; "" likewise
 	credentials control.Credentials // secrets
+	ca          string              // certificates (PEM) for the file that the option caFile names; "" for none
 }
 
 // key names a volume at a place: one PersistentVolume is published once for each Pod.
@@ -179,6 +180,11 @@ func (v *volumes) serve(ctx context.Context, s *shared, w *wish) error {
 		}
 		return refused(codes.Unavailable, "%s: its credentials are not known until the kubelet publishes it again", s.URI)
 	}
+	if w != nil && w.access.ca != "" {
+		if err := writeFile(s.Options["caFile"], []byte(w.access.ca)); err != nil {
+			return fmt.Errorf("certificates of the volume: %w", unwrapPath(err))
+		}
+	}
 	if err := os.MkdirAll(s.dir, 0o750); err != nil {
 		return fmt.Errorf("mount directory %s: %w", s.dir, unwrapPath(err))
 	}
@@ -309,6 +315,9 @@ func (v *volumes) leave(ctx context.Context, s *shared, key string) {
 		return
 	}
 	v.forget(s.Name)
+	if ca := s.Options["caFile"]; ca != "" && !v.uses(ca) {
+		_ = os.Remove(ca) // else with what is left over
+	}
 }
 
 // drop ends a mount that no volume uses. When the daemon does not do it, the connection to it is

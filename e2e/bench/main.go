@@ -60,6 +60,7 @@ var groups = []struct {
 	{"restart", (*bench).restart},
 	{"verify", (*bench).verify},
 	{"openfiles", (*bench).openfiles},
+	{"pods", (*bench).pods},
 }
 
 func main() {

@@ -118,6 +118,9 @@ func TestUnpublishWhileBusy(t *testing.T) {
 	gone(t, d, "next")
 }
 
+// SEMANTICS V3: A publish that fails leaves nothing behind, and an unpublish ends within 30 s,
+// whatever the daemon and the readers do.
+//
 // A daemon that hangs, and a reader that hangs in it, hold up no unpublish, and the reader ends.
 func TestUnpublishWhileDaemonHangs(t *testing.T) {
 	c := start(t, cluster.Options{Nodes: 1})

@@ -84,6 +84,8 @@ type Config struct {
 	CAFile string `name:"ca-file" scope:"node,origin"`
 	// URL of a proxy for the endpoint. Default: HTTPS_PROXY, HTTP_PROXY and NO_PROXY.
 	Proxy string `name:"proxy" scope:"node,origin" secret:"url"`
+	// Refuse to connect to addresses of this machine and its link, whatever name the endpoint has.
+	RefuseLocal bool `name:"refuse-local" scope:"origin"`
 	// Ask without credentials, as for public buckets.
 	Anonymous bool `name:"anonymous" scope:"node,origin"`
 	// Pay for requests to buckets whose owner asks for it.

@@ -29,7 +29,7 @@ type endpoint struct {
 func s3Config(cfg config.Config, bucket string, log *slog.Logger) s3.Config {
 	out := s3.Config{
 		Bucket: bucket, Endpoint: cfg.Endpoint, Region: cfg.Region, Addressing: cfg.Addressing, CAFile: cfg.CAFile, Proxy: cfg.Proxy,
-		RequesterPays: cfg.RequesterPays, Logger: log,
+		RequesterPays: cfg.RequesterPays, RefuseLocal: cfg.RefuseLocal, Logger: log,
 	}
 	switch {
 	case cfg.Anonymous:

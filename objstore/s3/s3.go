@@ -64,6 +64,9 @@ type Config struct {
 	Proxy string
 	// Credentials says whose requests they are.
 	Credentials Credentials
+	// RefuseLocal refuses connections to addresses of [LocalAddr], whatever name stands for them. It
+	// does not look behind a proxy.
+	RefuseLocal bool
 	// RequesterPays accepts the cost of requests to a bucket that demands it.
 	RequesterPays bool
 	// StallTimeout cuts an answer that does not begin, or a body that yields

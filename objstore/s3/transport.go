@@ -38,11 +38,15 @@ func newTransport(cfg Config) (*http.Transport, error) {
 		}
 		proxy = http.ProxyURL(u)
 	}
+	dialer := &net.Dialer{Timeout: cfg.DialTimeout, KeepAlive: 15 * time.Second}
+	if cfg.RefuseLocal {
+		dialer.Control = refuseLocal
+	}
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
 	return &http.Transport{
 		Proxy:                  proxy,
-		DialContext:            (&net.Dialer{Timeout: cfg.DialTimeout, KeepAlive: 15 * time.Second}).DialContext,
+		DialContext:            dialer.DialContext,
 		TLSClientConfig:        tlsConfig,
 		TLSHandshakeTimeout:    cfg.DialTimeout,
 		ResponseHeaderTimeout:  cfg.StallTimeout,
