@@ -36,6 +36,9 @@ func toErrno(err error, at where) syscall.Errno {
 	case errors.Is(err, syscall.ENFILE): // too many are open, here or on the machine
 		return syscall.ENFILE
 	}
+	if errno, ok := isTarError(err); ok {
+		return errno
+	}
 	if errno, ok := err.(syscall.Errno); ok { // our own word, not one from a network
 		return errno
 	}

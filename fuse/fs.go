@@ -59,7 +59,11 @@ func (s *Session) lookupOnce(ctx context.Context, d *snapshot.Dir, name string, 
 		return found{}, fmt.Errorf("look up %q again: %w", name, objstore.ErrUnavailable)
 	}
 	began := time.Now()
-	a, err := s.lookup(ctx, d, name)
+	find := s.lookup
+	if s.cfg.Tars != nil {
+		find = s.lookupView
+	}
+	a, err := find(ctx, d, name)
 	if isSilence(err) && time.Since(began) >= sameCall {
 		s.failed.add(this)
 	}
@@ -76,10 +80,15 @@ func (s *Session) knowsAnswer(parent uint64, req []byte) (f found, ok bool) {
 		}
 	}()
 	d := s.store.Known(parent)
-	if d == nil {
+	if d == nil || d.Aside {
 		return found{}, false
 	}
-	return s.known(d, nameOf(req), time.Now())
+	name := nameOf(req)
+	f, ok = s.known(d, name, time.Now())
+	if ok && f.absent && name == tarViewName && s.cfg.Tars != nil {
+		return found{}, false // there may be one all the same
+	}
+	return f, ok
 }
 
 // kernelTime bounds how long the kernel keeps an answer.

@@ -10,8 +10,8 @@
 // ([objstore.Names]), and who decides to mount what where. It speaks the kernel's
 // protocol through go-fuse's ProtocolServer, in a read loop of its own.
 //
-// Its parts are fuse/tree (keys to names), fuse/snapshot (listings on disk) and
-// fuse/prefetch (reads to wanted ranges).
+// Its parts are fuse/tree (keys to names), fuse/snapshot (listings on disk),
+// fuse/prefetch (reads to wanted ranges) and fuse/tarindex (where members of tars lie).
 package fuse
 
 import (
@@ -126,6 +126,8 @@ type Config struct {
 
 	Names objstore.Names
 	Data  Data
+	// Tars, unless nil, has the members of each tar DIR/x.tar shown as files in DIR/.tar/x.tar.
+	Tars Tars
 
 	// StateDir keeps the listing snapshots of this mount; it is made when it is
 	// missing, belongs to this session alone, and is small beside the cache (some

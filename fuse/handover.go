@@ -131,9 +131,11 @@ func (s *Session) restore(rec Handle) {
 	if !ok || n.owner == nil || n.view.Kind != tree.File {
 		err = syscall.ESTALE
 	} else {
-		obj := s.object(n)
-		h.size, h.key, h.reads = obj.Size, obj.Key, prefetch.New(obj.Key, obj.Size)
-		h.file, err = s.cfg.Data.Open(obj)
+		var c extent
+		if c, err = s.extent(n); err == nil {
+			h.size, h.key, h.reads = c.size, c.name, prefetch.New(c.name, c.size)
+			h.file, err = s.open(c)
+		}
 	}
 	if err != nil {
 		s.log.Error("file system: open file is lost", "object", h.key, "error", err)

@@ -84,6 +84,7 @@ func (s *Session) dropEntries(ctx context.Context, prefix string) {
 			}
 			s.notify(gofuse.NOTIFY_INVAL_ENTRY, inval(d.ID, v.Name))
 		}
+		s.dropTars(ctx, d)
 		return ctx.Err() == nil
 	})
 }

@@ -93,25 +93,30 @@ func (f *rawFS) Open(_ <-chan struct{}, in *gofuse.OpenIn, out *gofuse.OpenOut) 
 			return gofuse.OK
 		}
 	}
-	obj := s.object(n)
-	switch err := s.checkOpen(s.inflight.context(in.Unique), n); err {
+	c, err := s.extent(n)
+	if err != nil {
+		return s.fail(err, "open", string(n.view.Name))
+	}
+	switch err := s.check(s.inflight.context(in.Unique), n, c); err {
 	case nil:
 	case syscall.ESTALE: // nobody's failure
 		return gofuse.Status(syscall.ESTALE)
 	default:
-		return s.fail(err, "open", obj.Key)
+		return s.fail(err, "open", c.name)
 	}
-	file, err := s.cfg.Data.Open(obj)
+	file, err := s.open(c)
 	if err != nil {
-		return s.fail(err, "open", obj.Key)
+		return s.fail(err, "open", c.name)
 	}
-	h := &handle{Handle: Handle{FH: s.state.NextHandle(), NodeID: n.id, Unique: request.unique}, file: file, size: obj.Size, key: obj.Key, reads: prefetch.New(obj.Key, obj.Size)}
+	h := &handle{Handle: Handle{FH: s.state.NextHandle(), NodeID: n.id, Unique: request.unique}, file: file, size: c.size, key: c.name, reads: prefetch.New(c.name, c.size)}
 	if err := s.enter(h, request); err != nil {
 		file.Close()
-		return s.fail(err, "open", obj.Key)
+		return s.fail(err, "open", c.name)
 	}
 	h.reply(out)
-	s.next.tell(obj.Key, in.Pid)
+	if c.tar == nil {
+		s.next.tell(c.obj.Key, in.Pid)
+	}
 	return gofuse.OK
 }
 

@@ -1,6 +1,7 @@
 package fuse
 
 import (
+	"context"
 	"syscall"
 	"time"
 
@@ -37,13 +38,13 @@ func (s *Session) serveReaddir(r *request) syscall.Errno {
 	case !ok:
 		err = syscall.ENOTDIR
 	default:
-		err = s.await(r.ctx, s.dirs.of(d), firstIndex(in.Offset))
+		err = s.awaitAny(r.ctx, d, in.Offset)
 	}
 	if err != nil {
 		errno := toErrno(err, atLookup)
 		prefix := ""
 		if d != nil {
-			prefix = d.Prefix
+			prefix = s.dirName(d)
 		}
 		s.logError(errno, err, "list", prefix)
 		s.replyError(in.Unique, errno)
@@ -96,20 +97,56 @@ func (s *Session) fill(in *gofuse.ReadIn, out *gofuse.DirEntryList, add adder) g
 			added++
 		}
 	}
-	dir := s.dirs.of(d)
 	index := firstIndex(in.Offset)
+	ctx := s.inflight.context(in.Unique)
 	for {
-		full, end := s.fillFrom(dir, &index, &added, add)
+		full, end, err := s.fillAny(ctx, d, &index, &added, add)
+		if err != nil {
+			return s.fail(err, "list", s.dirName(d))
+		}
 		if full {
 			return fits(added)
 		}
 		if end || added > 0 {
 			return gofuse.OK
 		}
-		if err := s.await(s.inflight.context(in.Unique), dir, index); err != nil {
-			return s.fail(err, "list", d.Prefix)
+		if err := s.awaitAny(ctx, d, uint64(index)); err != nil {
+			return s.fail(err, "list", s.dirName(d))
 		}
 	}
+}
+
+// awaitAny is await for a directory of whatever kind.
+func (s *Session) awaitAny(ctx context.Context, d *snapshot.Dir, cookie uint64) error {
+	if d.Aside {
+		return s.awaitAside(ctx, d, cookie)
+	}
+	return s.await(ctx, s.dirs.of(d), firstIndex(cookie))
+}
+
+// fillAny is fillFrom for a directory of whatever kind.
+func (s *Session) fillAny(ctx context.Context, d *snapshot.Dir, index *uint32, added *int, add adder) (full, end bool, err error) {
+	if d.Aside {
+		return s.fillAside(ctx, d, index, added, add)
+	}
+	full, end = s.fillFrom(s.dirs.of(d), index, added, add)
+	return full, end, nil
+}
+
+// dirName is how a person would name a directory.
+func (s *Session) dirName(d *snapshot.Dir) string {
+	if d.Aside {
+		if p, err := s.tarPlace(d); err == nil {
+			return p.name(d)
+		}
+	}
+	return d.Prefix
+}
+
+// entryOf describes an entry for a listing in which it has a place.
+func entryOf(d *snapshot.Dir, index, place uint32) gofuse.DirEntry {
+	view := d.View(index, false)
+	return gofuse.DirEntry{Name: string(view.Name), Mode: typeOf(view.Kind), Ino: d.NodeID(index), Off: uint64(place) + 1}
 }
 
 // fits is the answer when the buffer is full: fine unless nothing went in, which
@@ -135,9 +172,7 @@ func (s *Session) fillFrom(dir *directory, index *uint32, added *int, add adder)
 		if v == hide {
 			continue
 		}
-		view := d.View(current, false)
-		e := gofuse.DirEntry{Name: string(view.Name), Mode: typeOf(view.Kind), Ino: d.NodeID(current), Off: uint64(*index) + 1}
-		if !add(e, d, current, left(d.Verified(current), maxAge, now)) {
+		if !add(entryOf(d, current, *index), d, current, left(d.Verified(current), maxAge, now)) {
 			return true, false
 		}
 		*added++
@@ -155,8 +190,15 @@ func typeOf(kind tree.Kind) uint32 {
 // parent returns the node id of the directory in which a directory lies.
 func (s *Session) parent(id uint64) uint64 {
 	n, ok := s.node(id, false)
-	if !ok || n.owner == nil {
+	switch {
+	case !ok || n.owner == nil:
 		return snapshot.RootID
+	case n.owner.Aside && n.view.Kind == tree.Dir:
+		if d, _, err := s.directory(id); err == nil && d != nil {
+			if p, err := s.tarPlace(d); err == nil && !p.inside() {
+				return p.keys.ID
+			}
+		}
 	}
 	return n.owner.ID
 }

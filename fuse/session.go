@@ -62,6 +62,7 @@ type Session struct {
 
 	opens   openTable
 	dirs    dirTable
+	views   tarViews
 	skipped skippedKeys
 	silence silence
 	absent  absentNames

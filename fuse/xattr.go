@@ -6,6 +6,7 @@ import (
 	"syscall"
 
 	gofuse "github.com/hanwen/go-fuse/v2/fuse"
+	"github.com/shardwell/shardwell/fuse/snapshot"
 	"github.com/shardwell/shardwell/fuse/tree"
 )
 
@@ -22,6 +23,9 @@ const (
 var (
 	fileXattrs = []string{xattrETag, xattrVersion, xattrSource, xattrCached, xattrCachedBytes}
 	dirXattrs  = []string{xattrSource}
+
+	// Of a member of a tar they are the tar's.
+	memberXattrs = []string{xattrETag, xattrVersion, xattrSource}
 )
 
 func (f *rawFS) ListXAttr(_ <-chan struct{}, h *gofuse.InHeader, dest []byte) (uint32, gofuse.Status) {
@@ -30,8 +34,11 @@ func (f *rawFS) ListXAttr(_ <-chan struct{}, h *gofuse.InHeader, dest []byte) (u
 		return 0, gofuse.Status(syscall.ESTALE)
 	}
 	names := fileXattrs
-	if n.view.Kind == tree.Dir {
+	switch {
+	case n.view.Kind == tree.Dir:
 		names = dirXattrs
+	case n.owner.Aside:
+		names = memberXattrs
 	}
 	return give(dest, strings.Join(names, "\x00")+"\x00")
 }
@@ -49,9 +56,13 @@ func (f *rawFS) GetXAttr(_ <-chan struct{}, h *gofuse.InHeader, attr string, des
 		if err != nil || !ok || attr != xattrSource {
 			return 0, gofuse.ENODATA
 		}
-		return give(dest, f.s.cfg.keyURI(d.Prefix))
+		return give(dest, f.s.sourceOf(d))
 	}
-	obj := f.s.object(n)
+	c, err := f.s.extent(n)
+	if err != nil {
+		return 0, f.s.fail(err, "look at", string(n.view.Name))
+	}
+	obj := c.obj
 	switch attr {
 	case xattrETag:
 		return give(dest, obj.ETag)
@@ -60,6 +71,9 @@ func (f *rawFS) GetXAttr(_ <-chan struct{}, h *gofuse.InHeader, attr string, des
 	case xattrSource:
 		return give(dest, obj.URI())
 	case xattrCached, xattrCachedBytes:
+		if c.tar != nil {
+			return 0, gofuse.ENODATA
+		}
 		if f.s.proveWithin() > 0 { // how much of it others read is theirs to know
 			if _, err := f.s.recheck(f.s.inflight.context(h.Unique), n.owner, n.index, f.s.openAge()); err != nil {
 				return 0, f.s.fail(err, "look at the cache of", obj.Key)
@@ -81,6 +95,21 @@ func (f *rawFS) GetXAttr(_ <-chan struct{}, h *gofuse.InHeader, attr string, des
 		return give(dest, strconv.FormatFloat(share, 'f', 4, 64))
 	}
 	return 0, gofuse.ENODATA
+}
+
+// sourceOf returns the URI of what a directory shows.
+func (s *Session) sourceOf(d *snapshot.Dir) string {
+	if !d.Aside {
+		return s.cfg.keyURI(d.Prefix)
+	}
+	p, err := s.tarPlace(d)
+	switch {
+	case err != nil:
+		return ""
+	case p.inside():
+		return p.tar.URI()
+	}
+	return s.cfg.keyURI(p.keys.Prefix)
 }
 
 // keyURI returns how a user writes a key or prefix of the bucket.

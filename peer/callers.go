@@ -37,6 +37,7 @@ type caller struct {
 	conn   *grpc.ClientConn
 	client peerpb.PeerClient
 	work   peerpb.WorkClient
+	tars   peerpb.TarsClient
 }
 
 func newCallers(cfg Config) *callers {
@@ -82,7 +83,7 @@ func (c *callers) to(m Member) (*caller, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.conns[m.ID] = &caller{addr: m.Addr, conn: conn, client: peerpb.NewPeerClient(conn), work: peerpb.NewWorkClient(conn)}
+	c.conns[m.ID] = &caller{addr: m.Addr, conn: conn, client: peerpb.NewPeerClient(conn), work: peerpb.NewWorkClient(conn), tars: peerpb.NewTarsClient(conn)}
 	return c.conns[m.ID], nil
 }
 

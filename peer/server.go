@@ -38,6 +38,7 @@ type ServerConfig struct {
 	Forget   ForgetFunc            // nil forgets nothing
 	Status   StatusFunc            // nil says "{}"
 	Keeper   Keeper                // nil keeps nothing
+	TarIndex TarIndexFunc          // nil knows of no tar
 	Lessor   Lessor                // nil leases nothing
 	Worker   Worker                // nil does no work for others
 	Bounds   transfer.ServerConfig // MaxStreams and timeouts; the other fields are set here
@@ -155,6 +156,7 @@ func (s *Server) calls() *grpc.Server {
 	)
 	peerpb.RegisterPeerServer(g, &answers{cfg: s.cfg})
 	peerpb.RegisterWorkServer(g, &workAnswers{cfg: s.cfg})
+	peerpb.RegisterTarsServer(g, &tarAnswers{cfg: s.cfg})
 	return g
 }
 

@@ -21,9 +21,10 @@ import (
 func newLs(s streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ls URI",
-		Short: "List objects",
-		Long: `Lists objects and prefixes under a URI, one level deep: size in bytes, time, name. The node that runs on this
-machine answers from what the cluster knows; without one the origin is asked.`,
+		Short: "List objects, or the members of a tar",
+		Long: `Lists objects and prefixes under a URI, one level deep: size in bytes, time, name. Of a tar that the URI names it
+lists the members, in their order; those that cannot be read by themselves are named on standard error. The node that
+runs on this machine answers from what the cluster knows; without one the origin is asked.`,
 		Args:              exactArgs("URI"),
 		ValidArgsFunction: completeURI,
 	}
@@ -54,7 +55,11 @@ func runLs(ctx context.Context, s streams, cfg config.Resolved, uri string, asJS
 		print = jsonEntries()
 	}
 	count := 0
-	err = list(ctx, control.ListRequest{URI: uri, Options: cfg.Attributes()}, func(e control.Entry) error {
+	err = list(ctx, control.ListRequest{URI: uri, Options: cfg.Attributes(), Members: true}, func(e control.Entry) error {
+		if e.LeftOut != "" && !asJSON {
+			_, err := fmt.Fprintf(s.err, "shardwell ls: left out: %s: %s\n", e.Name, e.LeftOut)
+			return err
+		}
 		count++
 		return print(w, e)
 	})
@@ -79,7 +84,7 @@ func lister(ctx context.Context, cfg config.Resolved) (listFunc, func(), error) 
 		return nil, nil, err
 	}
 	return func(ctx context.Context, req control.ListRequest, yield func(control.Entry) error) error {
-		return node.ListOrigin(ctx, cfg.Config, req.URI, yield)
+		return node.ListOrigin(ctx, cfg.Config, req, yield)
 	}, func() {}, nil
 }
 
@@ -107,13 +112,14 @@ type jsonEntry struct {
 	Size    int64      `json:"size"`
 	ModTime *time.Time `json:"modTime"` // null for a prefix
 	ETag    string     `json:"etag"`
+	LeftOut string     `json:"leftOut,omitempty"` // of a tar's member that cannot be read by itself: why
 }
 
 // jsonEntries writes the entries of one array.
 func jsonEntries() func(*bufio.Writer, control.Entry) error {
 	separator := "["
 	return func(w *bufio.Writer, e control.Entry) error {
-		j := jsonEntry{Name: e.Name, Size: e.Size, ETag: e.ETag}
+		j := jsonEntry{Name: e.Name, Size: e.Size, ETag: e.ETag, LeftOut: e.LeftOut}
 		if !e.ModTime.IsZero() {
 			at := e.ModTime.UTC()
 			j.ModTime = &at

@@ -17,6 +17,7 @@ type Dir struct {
 	Serial uint32 // in the node ids of its entries
 	ID     uint64 // its own node id
 	Prefix string // of its keys: "" or ending with "/"
+	Aside  bool   // it is below [Store.Aside]
 
 	store *Store
 

@@ -65,6 +65,9 @@ const (
 // RootID is the node id of the mount's own directory, as FUSE has it.
 const RootID = 1
 
+// asideID is the node id of the directory of [Store.Aside], which nobody sees.
+const asideID = 2
+
 // rootSerial is the serial of the root; entries have ids from 1<<32 on.
 const rootSerial = 1
 
@@ -229,6 +232,13 @@ func (s *Store) Owner(id uint64) (*Dir, uint32) {
 	return d, uint32(id)
 }
 
+// Dir returns the directory with a serial, nil when there is none.
+func (s *Store) Dir(serial uint32) *Dir {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.dirs[serial]
+}
+
 // Known returns the directory with a node id when its entries have a place already.
 func (s *Store) Known(id uint64) *Dir {
 	s.mu.Lock()
@@ -245,12 +255,18 @@ func (s *Store) DirOf(id uint64, prefix string) (*Dir, error) {
 	return s.newDir(id, prefix)
 }
 
-// Dirs calls f for each directory that has a place, until it returns false.
+// Aside returns the directory above all that stand for no keys of the bucket. What is below it is not
+// counted, and Dirs does not name it.
+func (s *Store) Aside() (*Dir, error) { return s.DirOf(asideID, "") }
+
+// Dirs calls f for each directory of keys that has a place, until it returns false.
 func (s *Store) Dirs(f func(*Dir) bool) {
 	s.mu.Lock()
 	all := make([]*Dir, 0, len(s.dirs))
 	for _, d := range s.dirs {
-		all = append(all, d)
+		if !d.Aside {
+			all = append(all, d)
+		}
 	}
 	s.mu.Unlock()
 	for _, d := range all {
@@ -282,9 +298,11 @@ func (s *Store) newDir(id uint64, prefix string) (*Dir, error) {
 // addDir gives a place to the directory that is the entry index of owner. s.mu and
 // owner.mu are held, or nobody else has the store.
 func (s *Store) addDir(serial uint32, id uint64, prefix string, owner *Dir, index uint32) *Dir {
-	d := &Dir{store: s, Serial: serial, ID: id, Prefix: prefix}
+	d := &Dir{store: s, Serial: serial, ID: id, Prefix: prefix, Aside: id == asideID}
+	d.vanished = d.Aside // it is not counted
 	s.dirs[serial], s.byNode[id] = d, d
 	if owner != nil {
+		d.Aside = owner.Aside
 		owner.children = append(owner.children, d)
 		d.vanished = owner.vanished || owner.current(index) != index
 	}

@@ -44,7 +44,7 @@ type Source interface {
 
 // Config is what a [Library] stands on.
 type Config struct {
-	Open func(obj chunk.Object) (Source, error)
+	Open func(obj chunk.Object) (Source, error) // in the node's own name
 	// Ask gets the encoded index of an object from the node that keeps it, or says
 	// chunk.ErrNotHeld: then this node makes it. nil: there are no others.
 	Ask func(ctx context.Context, obj chunk.Object) ([]byte, error)
@@ -98,11 +98,15 @@ type book struct {
 	x  *Index
 }
 
-// flightKey tells those that may ask others from those that were asked.
+// flightKey tells those that may ask others from those that were asked, and those who read
+// with different rights.
 type flightKey struct {
 	id  chunk.ObjectID
+	who string
 	ask bool
 }
+
+type opener = func(chunk.Object) (Source, error)
 
 // flight gets one index for all who wait. It ends when nobody does.
 type flight struct {
@@ -150,7 +154,14 @@ func (l *Library) Close() {
 // reading headers. An error has a class of this package when there is none, and of objstore
 // when the tar cannot be read.
 func (l *Library) Index(ctx context.Context, obj chunk.Object) (*Index, error) {
-	x, err := l.get(ctx, obj, l.cfg.Ask != nil)
+	return l.IndexAs(ctx, obj, "", l.cfg.Open)
+}
+
+// IndexAs is Index on behalf of somebody with a name, for whom open opens tars to read their
+// headers. What is known already is told to all alike: the caller has seen to it that this one
+// may read the tar.
+func (l *Library) IndexAs(ctx context.Context, obj chunk.Object, who string, open func(chunk.Object) (Source, error)) (*Index, error) {
+	x, err := l.get(ctx, obj, flightKey{obj.ID(), who, l.cfg.Ask != nil}, open)
 	if err == nil {
 		err = x.Err()
 	}
@@ -163,7 +174,7 @@ func (l *Library) Index(ctx context.Context, obj chunk.Object) (*Index, error) {
 // Encoded returns the index of a tar for another node, and asks none itself. That the tar
 // has no index is no error but in what it returns.
 func (l *Library) Encoded(ctx context.Context, obj chunk.Object) ([]byte, error) {
-	x, err := l.get(ctx, obj, false)
+	x, err := l.get(ctx, obj, flightKey{obj.ID(), "", false}, l.cfg.Open)
 	if err != nil {
 		return nil, fmt.Errorf("index %s: %w", obj.URI(), err)
 	}
@@ -171,8 +182,7 @@ func (l *Library) Encoded(ctx context.Context, obj chunk.Object) ([]byte, error)
 }
 
 // get returns an index from memory, or shares in the flight that gets it.
-func (l *Library) get(ctx context.Context, obj chunk.Object, ask bool) (*Index, error) {
-	key := flightKey{obj.ID(), ask}
+func (l *Library) get(ctx context.Context, obj chunk.Object, key flightKey, open opener) (*Index, error) {
 	l.mu.Lock()
 	if x := l.recall(key.id); x != nil {
 		l.mu.Unlock()
@@ -186,7 +196,7 @@ func (l *Library) get(ctx context.Context, obj chunk.Object, ask bool) (*Index, 
 		}
 		f = &flight{done: make(chan struct{})}
 		l.flights[key] = f
-		l.start(f, key, obj)
+		l.start(f, key, obj, open)
 	}
 	f.waiters++
 	l.mu.Unlock()
@@ -208,12 +218,12 @@ func (l *Library) get(ctx context.Context, obj chunk.Object, ask bool) (*Index, 
 }
 
 // start begins a flight; mu is held.
-func (l *Library) start(f *flight, key flightKey, obj chunk.Object) {
+func (l *Library) start(f *flight, key flightKey, obj chunk.Object, open opener) {
 	ctx, cancel := context.WithCancel(l.ctx)
 	f.cancel = cancel
 	l.group.Go(func() {
 		defer cancel()
-		x, err := l.find(ctx, obj, key)
+		x, err := l.find(ctx, obj, key, open)
 		if err != nil && l.ctx.Err() != nil {
 			err = ErrClosed
 		}
@@ -228,7 +238,7 @@ func (l *Library) start(f *flight, key flightKey, obj chunk.Object) {
 }
 
 // find gets an index that is not in memory.
-func (l *Library) find(ctx context.Context, obj chunk.Object, key flightKey) (*Index, error) {
+func (l *Library) find(ctx context.Context, obj chunk.Object, key flightKey, open opener) (*Index, error) {
 	if x := l.shelf.load(key.id, obj.Size); x != nil {
 		l.remember(key.id, x)
 		return x, nil
@@ -252,11 +262,11 @@ func (l *Library) find(ctx context.Context, obj chunk.Object, key flightKey) (*I
 			l.cfg.Logger.Info("no index of a tar from the node that keeps it", "object", obj.URI(), "error", err)
 		}
 	}
-	return l.scan(ctx, obj, key.id)
+	return l.scan(ctx, obj, key.id, open)
 }
 
 // scan reads the headers of a tar, from where the last scan of it stopped.
-func (l *Library) scan(ctx context.Context, obj chunk.Object, id chunk.ObjectID) (*Index, error) {
+func (l *Library) scan(ctx context.Context, obj chunk.Object, id chunk.ObjectID, open opener) (*Index, error) {
 	if err := l.scans.Acquire(ctx, 1); err != nil {
 		return nil, err
 	}
@@ -278,7 +288,7 @@ func (l *Library) scan(ctx context.Context, obj chunk.Object, id chunk.ObjectID)
 		}
 		g.s = NewScanner(obj.Size)
 	}
-	src, err := l.cfg.Open(obj)
+	src, err := open(obj)
 	if err != nil {
 		return nil, err
 	}

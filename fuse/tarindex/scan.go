@@ -195,3 +195,13 @@ func CompressedName(name string) (how string, ok bool) {
 
 // TarName reports whether a name is that of a tar.
 func TarName(name string) bool { return strings.HasSuffix(name, ".tar") && name != ".tar" }
+
+// Scan makes the index of a tar of size bytes, of which read fills blocks of blockBytes. An
+// error is of read.
+func Scan(size, blockBytes int64, read func(p []byte, off int64) error) (*Index, error) {
+	s := NewScanner(size)
+	if err := s.Scan(&scanReader{size: size, buf: make([]byte, blockBytes), at: -1, read: read}); err != nil {
+		return nil, err
+	}
+	return s.Index(), nil
+}

@@ -39,7 +39,7 @@ const (
 type Entry struct {
 	Name    string
 	Kind    Kind
-	Size    int64 // bytes; 0 for a directory
+	Size    int64 // bytes; 0 for a directory of keys
 	ETag    string
 	ModTime time.Time // zero when unknown
 }
@@ -47,7 +47,7 @@ type Entry struct {
 // SameVersion reports whether two entries of one name mean the same bytes. When it
 // was written says nothing about that.
 func (e Entry) SameVersion(o Entry) bool {
-	return e.Kind == o.Kind && (e.Kind == Dir || e.Size == o.Size && e.ETag == o.ETag)
+	return e.Kind == o.Kind && e.Size == o.Size && e.ETag == o.ETag // directories of keys have neither
 }
 
 // Reason says why a key cannot be a path.

@@ -125,6 +125,8 @@ type Config struct {
 	DirMode Mode `name:"dir-mode" scope:"node,mount"`
 	// Let other users than the one who mounts read the mount.
 	AllowOther bool `name:"allow-other" scope:"node,mount"`
+	// Show the members of each DIR/x.tar as files in DIR/.tar/x.tar, without unpacking it.
+	TarView bool `name:"tar-view" scope:"node,mount"`
 	// When cached data is checked: auto (complete files are read by the kernel, without a check) or always (every read; no passthrough).
 	VerifyReads string `name:"verify-reads" scope:"node,mount"`
 

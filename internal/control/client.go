@@ -123,7 +123,7 @@ func (c *Client) Refresh(ctx context.Context, uri string) (int, error) {
 func (c *Client) List(ctx context.Context, req ListRequest, yield func(Entry) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the stream when yield fails
-	stream, err := c.rpc.List(ctx, &controlpb.ListRequest{Uri: req.URI, Options: req.Options, Credentials: credentialsToWire(req.Credentials)})
+	stream, err := c.rpc.List(ctx, &controlpb.ListRequest{Uri: req.URI, Options: req.Options, Credentials: credentialsToWire(req.Credentials), Members: req.Members})
 	if err != nil {
 		return fromWire(err)
 	}

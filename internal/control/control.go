@@ -119,6 +119,7 @@ type ListRequest struct {
 	// Credentials are whose the requests are; the zero value means those that Options name,
 	// or else the node's own.
 	Credentials Credentials
+	Members     bool // list the members of a tar, if the URI names one
 }
 
 // ReadRequest asks for the bytes of an object.
@@ -138,6 +139,7 @@ type Entry struct {
 	Size    int64  // bytes
 	ModTime time.Time
 	ETag    string
+	LeftOut string // of a member of a tar that cannot be read by itself: why; "" for all else
 }
 
 // Caller is who is at the other end of the socket.

@@ -181,7 +181,7 @@ func (h *handlers) List(in *controlpb.ListRequest, out grpc.ServerStreamingServe
 		batch = make([]*controlpb.Entry, 0, maxReplyEntries) // the old one may still be on its way
 		return err
 	}
-	req := ListRequest{URI: in.GetUri(), Options: in.GetOptions(), Caller: caller, Credentials: credentialsFromWire(in.GetCredentials())}
+	req := ListRequest{URI: in.GetUri(), Options: in.GetOptions(), Caller: caller, Credentials: credentialsFromWire(in.GetCredentials()), Members: in.GetMembers()}
 	err = h.server.node.List(out.Context(), req, func(e Entry) error {
 		batch = append(batch, entryToWire(e))
 		if len(batch) < maxReplyEntries {
@@ -260,7 +260,7 @@ func credentialsFromWire(w *controlpb.Credentials) Credentials {
 }
 
 func entryToWire(e Entry) *controlpb.Entry {
-	w := &controlpb.Entry{Name: []byte(e.Name), Size: e.Size, Etag: e.ETag}
+	w := &controlpb.Entry{Name: []byte(e.Name), Size: e.Size, Etag: e.ETag, LeftOut: e.LeftOut}
 	if !e.ModTime.IsZero() {
 		w.ModTimeNs = e.ModTime.UnixNano()
 	}
@@ -268,7 +268,7 @@ func entryToWire(e Entry) *controlpb.Entry {
 }
 
 func entryFromWire(w *controlpb.Entry) Entry {
-	e := Entry{Name: string(w.GetName()), Size: w.GetSize(), ETag: w.GetEtag()}
+	e := Entry{Name: string(w.GetName()), Size: w.GetSize(), ETag: w.GetEtag(), LeftOut: w.GetLeftOut()}
 	if w.GetModTimeNs() != 0 {
 		e.ModTime = time.Unix(0, w.GetModTimeNs())
 	}

@@ -128,6 +128,7 @@ func (c *cluster) openServer(n *Node) (err error) {
 		Stats: c.peers.Stats(), Transfer: &c.bytes, Verifier: transfer.NewVerifier(c.signer), Logger: n.log,
 		Bounds:   transfer.ServerConfig{MaxSentBytesPerSecond: int64(n.cfg.MaxUpload)},
 		Keeper:   keeper{n},
+		TarIndex: n.tars.Encoded,
 		Lessor:   n.budgets,
 		Worker:   worker{n},
 		RingHash: func() uint64 { return c.ring.history.Current().Fingerprint() },

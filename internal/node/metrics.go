@@ -32,6 +32,7 @@ var (
 	rejected        = desc("cache_admissions_rejected_total", "Blocks that a cache directory did not take, by reason.", "reason")
 	evictedBytes    = desc("cache_evicted_bytes_total", "Bytes that cache directories gave up for others.")
 	scrubbed        = desc("scrubbed_bytes_total", "Bytes of cache directories that were read and checked in the background.")
+	tarIndexes      = desc("tar_indexes_total", "Indexes of tars, by how this node came to them.", "how")
 	diskHangs       = desc("disk_hangs_total", "Calls to a cache directory's disk that did not come back in time.", "path")
 	corrupt         = desc("corrupt_blocks_total", "Blocks whose checksum did not fit, by where that was found.", "where")
 	retries         = desc("fetch_retries_total", "Fetches of blocks that were tried again.")
@@ -61,6 +62,16 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 	c.peers(m)
 	c.disks(m)
 	c.mounts(m)
+	c.tars(m)
+}
+
+func (c collector) tars(m sender) {
+	s := c.n.tars.Stats()
+	m.count(tarIndexes, s.Streamed.Load(), "streamed")
+	m.count(tarIndexes, s.Scanned.Load(), "scanned")
+	m.count(tarIndexes, s.Asked.Load(), "asked")
+	m.count(tarIndexes, s.Loaded.Load(), "loaded")
+	m.count(tarIndexes, s.Damaged.Load(), "damaged")
 }
 
 // sender sends metrics.

@@ -244,7 +244,7 @@ func (m *mount) sameOptions(o *mount) bool {
 	a, b := m.options, o.options
 	return (m.who == nil) == (o.who == nil) && sameWay(s3Config(a, "", nil), s3Config(b, "", nil)) && a.UID == b.UID && a.GID == b.GID && a.FileMode == b.FileMode && a.DirMode == b.DirMode &&
 		a.AllowOther == b.AllowOther && a.Consistency == b.Consistency && a.VerifyReads == b.VerifyReads &&
-		a.CachePolicy == b.CachePolicy && a.Quota == b.Quota && a.PrefetchShards == b.PrefetchShards
+		a.CachePolicy == b.CachePolicy && a.Quota == b.Quota && a.PrefetchShards == b.PrefetchShards && a.TarView == b.TarView
 }
 
 // open makes the session of a mount and serves it. It leaves nothing behind when it fails.
@@ -284,8 +284,12 @@ func (n *Node) open(ctx context.Context, m *mount, dir string) (err error) {
 // prepare makes a session and attaches it to a directory.
 func (n *Node) prepare(ctx context.Context, m *mount, dir, state string) (err error) {
 	cfg := m.options
+	var tars fuse.Tars
+	if cfg.TarView {
+		tars = tarView{n, m.who}
+	}
 	m.session, err = fuse.New(fuse.Config{
-		Bucket: m.bucket, Prefix: m.named, URI: m.uri, UTF8Keys: m.bucket.Name != "", // a directory has any
+		Tars: tars, Bucket: m.bucket, Prefix: m.named, URI: m.uri, UTF8Keys: m.bucket.Name != "", // a directory has any
 		Names: asking{n.names, m.who}, Data: data{n.cache, m.who}, Prove: func() time.Duration { return n.proveWithin(m.who, m.bucket) }, StateDir: state, Consistency: consistency(cfg.Consistency),
 		UID: uint32(cfg.UID), GID: uint32(cfg.GID), FileMode: fs.FileMode(cfg.FileMode), DirMode: fs.FileMode(cfg.DirMode),
 		AllowOther: cfg.AllowOther, NoPassthrough: cfg.VerifyReads == "always",

@@ -116,6 +116,22 @@ func (n *Node) list(ctx context.Context, req control.ListRequest, yield func(con
 	defer who.close()
 	maxAge, _ := cfg.Consistency.MaxAge()
 	q := objstore.Query{Bucket: bucket, Access: who.access(ctx), MaxAge: maxAge}
+	if req.Members && isTar(prefix) {
+		if proof := n.proveWithin(who, bucket); proof > 0 {
+			q.MaxAge = min(maxAge, proof)
+		}
+		done, err := listTar(ctx, u, bucket, prefix, yield, tarAccess{
+			head: func(ctx context.Context) (info objstore.Info, err error) {
+				info, _, err = n.names.Head(ctx, q, prefix)
+				return info, err
+			},
+			index: tarView{n, who}.Index,
+		})
+		if done || err != nil {
+			return n.named(err)
+		}
+		q.MaxAge = maxAge
+	}
 	return n.named(list(u, prefix, yield, func(r objstore.ListRequest) (page objstore.Page, err error) {
 		err = n.origins.promptly(ctx, openKey{bucket, who.identity()}, func(ctx context.Context) (err error) {
 			page, _, err = n.names.List(ctx, q, r)
@@ -141,8 +157,8 @@ func (n *Node) named(err error) error {
 }
 
 // ListOrigin is [Node.List] without a node: it asks the origin of cfg.
-func ListOrigin(ctx context.Context, cfg config.Config, uri string, yield func(control.Entry) error) error {
-	u, err := config.ParseURI(uri)
+func ListOrigin(ctx context.Context, cfg config.Config, req control.ListRequest, yield func(control.Entry) error) error {
+	u, err := config.ParseURI(req.URI)
 	if err != nil {
 		return err
 	}
@@ -158,6 +174,15 @@ func ListOrigin(ctx context.Context, cfg config.Config, uri string, yield func(c
 	store, err := origins.Open(ctx, bucket)
 	if err != nil {
 		return err
+	}
+	if req.Members && isTar(prefix) {
+		done, err := listTar(ctx, u, bucket, prefix, yield, tarAccess{
+			head:  func(ctx context.Context) (objstore.Info, error) { return store.Head(ctx, prefix) },
+			index: originTar{store}.Index,
+		})
+		if done || err != nil {
+			return err
+		}
 	}
 	return list(u, prefix, yield, func(r objstore.ListRequest) (page objstore.Page, err error) {
 		err = origins.promptly(ctx, openKey{bucket: bucket}, func(ctx context.Context) (err error) {

@@ -27,6 +27,7 @@ import (
 	"github.com/shardwell/shardwell/cache/mem"
 	"github.com/shardwell/shardwell/cache/meta"
 	"github.com/shardwell/shardwell/fuse"
+	"github.com/shardwell/shardwell/fuse/tarindex"
 	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/internal/config"
 	"github.com/shardwell/shardwell/internal/control"
@@ -51,6 +52,7 @@ type Node struct {
 	budgets *budgets // of the origins
 	names   *meta.Cache
 	cache   *cache.Cache
+	tars    *tarindex.Library
 	cluster *cluster
 	mounts  *mounts
 	watch   *watch   // metrics and health
@@ -134,7 +136,9 @@ func (n *Node) joinLayers() (err error) {
 	if err != nil {
 		return fmt.Errorf("names: %w", err)
 	}
+	n.tars = n.newTars()
 	n.cache, err = cache.New(cache.Config{
+		Arrived:    n.tarArrived,
 		Geometry:   n.geometry,
 		Disk:       n.disks.tier(),
 		Arena:      n.arena,
@@ -174,6 +178,7 @@ func (n *Node) Run(ctx context.Context) error {
 	})
 	group.Go(func() error { return part(forDisks, "cache directories", n.disks.Run) })
 	group.Go(func() error { return part(forDisks, "metrics", n.watch.Run) })
+	group.Go(func() error { return part(forCluster, "indexes of tars", n.tars.Run) })
 	group.Go(func() error { return part(forCluster, "uses", n.keepTelling) })
 	group.Go(func() error { return part(forCluster, "moves", n.keepMoving) })
 	group.Go(func() error { return part(forCluster, "warm-ups", n.keepJobs) })
@@ -221,6 +226,9 @@ func (n *Node) close() {
 	}
 	if n.cluster != nil {
 		n.cluster.Close()
+	}
+	if n.tars != nil {
+		n.tars.Close()
 	}
 	if n.cache != nil {
 		n.cache.Close()

@@ -665,6 +665,7 @@ type ListRequest struct {
 	Uri           string                 `protobuf:"bytes,1,opt,name=uri,proto3" json:"uri,omitempty"`
 	Options       map[string]string      `protobuf:"bytes,2,rep,name=options,proto3" json:"options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // of the origin, names as in volume attributes
 	Credentials   *Credentials           `protobuf:"bytes,3,opt,name=credentials,proto3" json:"credentials,omitempty"`
+	Members       bool                   `protobuf:"varint,4,opt,name=members,proto3" json:"members,omitempty"` // of a tar, if the URI names one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -720,6 +721,13 @@ func (x *ListRequest) GetCredentials() *Credentials {
 	return nil
 }
 
+func (x *ListRequest) GetMembers() bool {
+	if x != nil {
+		return x.Members
+	}
+	return false
+}
+
 // ListReply is a part of a listing.
 type ListReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -771,6 +779,7 @@ type Entry struct {
 	Size          int64                  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`                              // bytes
 	ModTimeNs     int64                  `protobuf:"varint,3,opt,name=mod_time_ns,json=modTimeNs,proto3" json:"mod_time_ns,omitempty"` // since 1970, 0 for a prefix
 	Etag          string                 `protobuf:"bytes,4,opt,name=etag,proto3" json:"etag,omitempty"`
+	LeftOut       string                 `protobuf:"bytes,5,opt,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"` // why a member of a tar cannot be read by itself
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -829,6 +838,13 @@ func (x *Entry) GetModTimeNs() int64 {
 func (x *Entry) GetEtag() string {
 	if x != nil {
 		return x.Etag
+	}
+	return ""
+}
+
+func (x *Entry) GetLeftOut() string {
+	if x != nil {
+		return x.LeftOut
 	}
 	return ""
 }
@@ -1344,21 +1360,23 @@ const file_control_proto_rawDesc = "" +
 	"\x0eRefreshRequest\x12\x10\n" +
 	"\x03uri\x18\x01 \x01(\tR\x03uri\",\n" +
 	"\fRefreshReply\x12\x1c\n" +
-	"\tforgotten\x18\x01 \x01(\x03R\tforgotten\"\xea\x01\n" +
+	"\tforgotten\x18\x01 \x01(\x03R\tforgotten\"\x84\x02\n" +
 	"\vListRequest\x12\x10\n" +
 	"\x03uri\x18\x01 \x01(\tR\x03uri\x12H\n" +
 	"\aoptions\x18\x02 \x03(\v2..shardwell.control.v1.ListRequest.OptionsEntryR\aoptions\x12C\n" +
-	"\vcredentials\x18\x03 \x01(\v2!.shardwell.control.v1.CredentialsR\vcredentials\x1a:\n" +
+	"\vcredentials\x18\x03 \x01(\v2!.shardwell.control.v1.CredentialsR\vcredentials\x12\x18\n" +
+	"\amembers\x18\x04 \x01(\bR\amembers\x1a:\n" +
 	"\fOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"B\n" +
 	"\tListReply\x125\n" +
-	"\aentries\x18\x01 \x03(\v2\x1b.shardwell.control.v1.EntryR\aentries\"c\n" +
+	"\aentries\x18\x01 \x03(\v2\x1b.shardwell.control.v1.EntryR\aentries\"~\n" +
 	"\x05Entry\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\fR\x04name\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x1e\n" +
 	"\vmod_time_ns\x18\x03 \x01(\x03R\tmodTimeNs\x12\x12\n" +
-	"\x04etag\x18\x04 \x01(\tR\x04etag\"\xfe\x01\n" +
+	"\x04etag\x18\x04 \x01(\tR\x04etag\x12\x19\n" +
+	"\bleft_out\x18\x05 \x01(\tR\aleftOut\"\xfe\x01\n" +
 	"\vReadRequest\x12\x10\n" +
 	"\x03uri\x18\x01 \x01(\tR\x03uri\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\fR\x04name\x12H\n" +

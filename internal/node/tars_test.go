@@ -1,0 +1,229 @@
+package node
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shardwell/shardwell/fuse/tarindex"
+	"github.com/shardwell/shardwell/internal/config"
+	"github.com/shardwell/shardwell/internal/control"
+	"github.com/shardwell/shardwell/objstore"
+)
+
+// shard is a tar of members that were made up.
+func shard(t *testing.T, count, size int) (data []byte, names []string, bodies map[string][]byte) {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	bodies = map[string][]byte{}
+	for i := range count {
+		name := fmt.Sprintf("%04d.bin", count-i)
+		body := randomBytes(size+i, uint64(i))
+		names, bodies[name] = append(names, name), body
+		if err := errors.Join(w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(body))}), writeOut(w, body)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes(), names, bodies
+}
+
+func writeOut(w *tar.Writer, p []byte) error {
+	_, err := w.Write(p)
+	return err
+}
+
+// blocksOf adds the blocks in which the bytes [off, off+n) lie.
+func blocksOf(set map[int64]bool, off, n, block int64) {
+	for b := off / block; b <= (off+n-1)/block; b++ {
+		set[b] = true
+	}
+}
+
+func membersIn(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatalf("open %s: %v", dir, err)
+	}
+	defer unix.Close(fd)
+	buf := make([]byte, 4096)
+	for {
+		n, err := unix.Getdents(fd, buf)
+		if err != nil {
+			t.Fatalf("read %s: %v", dir, err)
+		}
+		if n == 0 {
+			return names
+		}
+		_, _, names = unix.ParseDirent(buf[:n], -1, names)
+	}
+}
+
+func withTarView(_ int, cfg *config.Config) { cfg.TarView = true }
+
+// SEMANTICS M4: A member is read by the blocks it lies in and no others; where members lie is found out once for the cluster, from headers alone or while the tar is read, and is known after a restart.
+func TestTarMembersCostTheirBlocks(t *testing.T) {
+	t.Parallel()
+	needMounts(t)
+	data, names, bodies := shard(t, 30, 700<<10)
+	o := newOrigin(t, map[string][]byte{"d/x.tar": data})
+	nodes := startCluster(t, o.URL(), 3, withTarView)
+	var dirs []string
+	for _, n := range nodes {
+		dirs = append(dirs, n.mountOn(t, "s3://data/"))
+	}
+	want := map[int64]bool{}
+	block := int64(nodes[0].cfg.BlockSize)
+	places := map[string]int64{}
+	off := int64(0)
+	for _, name := range names {
+		blocksOf(want, off, 512, block)
+		places[name] = off + 512
+		off += 512 + (int64(len(bodies[name]))+511)&^511
+	}
+	blocksOf(want, off, 512, block)
+	bytesOf := func() (sum int64) {
+		for b := range want {
+			sum += min(block, int64(len(data))-b*block)
+		}
+		return sum
+	}
+	for _, dir := range dirs {
+		if got := membersIn(t, filepath.Join(dir, "d/.tar/x.tar")); !slices.Equal(got, names) {
+			t.Errorf("members: %q", got)
+		}
+	}
+	if got := o.Counter.Bytes.Load(); got != bytesOf() {
+		t.Errorf("the index cost %d bytes, the blocks with headers are %d of %d", got, bytesOf(), len(data))
+	}
+	var scans int64
+	for _, n := range nodes {
+		scans += n.tars.Stats().Scanned.Load()
+	}
+	if scans != 1 {
+		t.Errorf("the tar was scanned %d times", scans)
+	}
+	for i, name := range []string{names[3], names[17], names[4], names[29], names[17]} {
+		files := map[string][]byte{path.Join("d/.tar/x.tar", name): bodies[name]}
+		if err := readAll(dirs[i%len(dirs)], files); err != nil {
+			t.Error(err)
+		}
+		blocksOf(want, places[name], int64(len(bodies[name])), block)
+		if got := o.Counter.Bytes.Load(); got != bytesOf() {
+			t.Errorf("member %s: the origin gave %d bytes by now, its blocks are %d", name, got, bytesOf())
+		}
+	}
+	before := o.Counter.Bytes.Load()
+	for i, n := range nodes { // each knows it after a restart, without the others
+		if err := n.stop(); err != nil {
+			t.Fatal(err)
+		}
+		cfg := n.cfg
+		cfg.Join = nil
+		again := start(t, cfg)
+		dir := again.mountOn(t, "s3://data/")
+		if got := membersIn(t, filepath.Join(dir, "d/.tar/x.tar")); !slices.Equal(got, names) {
+			t.Errorf("after a restart: %q", got)
+		}
+		if s := again.tars.Stats(); s.Loaded.Load() != 1 || s.Scanned.Load() != 0 {
+			t.Errorf("node %d: %d loaded, %d scanned", i, s.Loaded.Load(), s.Scanned.Load())
+		}
+	}
+	if got := o.Counter.Bytes.Load(); got != before {
+		t.Errorf("after the restart the origin gave %d bytes", got-before)
+	}
+}
+
+// A tar that is read needs no byte beyond that for its index, also where nothing is kept.
+func TestTarIndexComesWithTheTar(t *testing.T) {
+	t.Parallel()
+	needMounts(t)
+	for _, policy := range []string{"epoch", "none"} {
+		data, names, _ := shard(t, 400, 9000)
+		o := newOrigin(t, map[string][]byte{"x.tar": data})
+		n := startCluster(t, o.URL(), 1, func(_ int, cfg *config.Config) { cfg.TarView, cfg.CachePolicy = true, policy })[0]
+		dir := n.mountOn(t, "s3://data/")
+		if err := readAll(dir, map[string][]byte{"x.tar": data}); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "the index is there", func() bool { return n.tars.Stats().Streamed.Load() == 1 })
+		if got := membersIn(t, filepath.Join(dir, ".tar/x.tar")); !slices.Equal(got, names) {
+			t.Errorf("%s: %d members, want %d", policy, len(got), len(names))
+		}
+		if got := o.Counter.Bytes.Load(); got != int64(len(data)) || n.tars.Stats().Scanned.Load() != 0 {
+			t.Errorf("%s: the origin gave %d bytes of %d, %d scans", policy, got, len(data), n.tars.Stats().Scanned.Load())
+		}
+	}
+}
+
+// members lists a tar as `shardwell ls` does.
+func members(t *testing.T, uri string, list func(control.ListRequest, func(control.Entry) error) error) (names []string, err error) {
+	t.Helper()
+	err = list(control.ListRequest{URI: uri, Members: true}, func(e control.Entry) error {
+		names = append(names, fmt.Sprint(e.Name, " ", e.Size, " ", e.LeftOut))
+		return nil
+	})
+	return names, err
+}
+
+func TestListMembers(t *testing.T) {
+	t.Parallel()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, h := range []tar.Header{{Name: "b", Size: 3}, {Name: "sub/a", Size: 0}, {Name: "empty/", Typeflag: tar.TypeDir},
+		{Name: "link", Typeflag: tar.TypeSymlink, Linkname: "/etc/shadow"}} {
+		if err := errors.Join(w.WriteHeader(&h), writeOut(w, make([]byte, h.Size))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = w.Close()
+	o := newOrigin(t, map[string][]byte{"d/x.tar": b.Bytes(), "d/x.tar.gz": []byte("\x1f\x8b\x08"), "gz.tar": append([]byte("\x1f\x8b\x08"), make([]byte, 999)...),
+		"dir.tar/y": nil, "d/x.tarry": nil})
+	n := startCluster(t, o.URL(), 1, nil)[0]
+	for name, list := range listers(t, n) {
+		got, err := members(t, "s3://data/d/x.tar", list)
+		want := []string{"b 3 ", "sub/a 0 ", "empty/ 0 ", "link 0 symbolic links are not shown"}
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+		for _, uri := range []string{"s3://data/d/x.tar.gz", "s3://data/gz.tar"} {
+			_, err := members(t, uri, list)
+			oneGoodLine(t, err, uri, "gzip", "compressed")
+			if !errors.Is(err, tarindex.ErrCompressed) {
+				t.Errorf("%s: %s: %v", name, uri, err)
+			}
+		}
+		for uri, want := range map[string]string{"s3://data/dir.tar": "dir.tar/", "s3://data/d/": "x.tar", "s3://data/dir.tar/": "y"} {
+			if got, err := members(t, uri, list); err != nil || !strings.HasPrefix(strings.Join(got, ","), want) {
+				t.Errorf("%s: %s: %q, %v", name, uri, got, err)
+			}
+		}
+		if _, err := members(t, "s3://data/none.tar", list); !errors.Is(err, objstore.ErrNotExist) {
+			t.Errorf("%s: none: %v", name, err)
+		}
+	}
+}
+
+// listers are the two ways to list.
+func listers(t *testing.T, n *running) map[string]func(control.ListRequest, func(control.Entry) error) error {
+	return map[string]func(control.ListRequest, func(control.Entry) error) error{
+		"node": func(r control.ListRequest, yield func(control.Entry) error) error {
+			return n.List(t.Context(), r, yield)
+		},
+		"origin": func(r control.ListRequest, yield func(control.Entry) error) error {
+			return ListOrigin(t.Context(), n.cfg, r, yield)
+		},
+	}
+}
