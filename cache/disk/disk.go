@@ -34,6 +34,17 @@
 // damaged on the disk after that, under this kernel, passthrough does not notice:
 // [VerifyDir] does.
 //
+// # Open files
+//
+// Bytes that somebody can see do not change under him, whatever is evicted. An object is in use while
+// anybody has acquired it: a reader, the kernel by passthrough or by a mapping (whose handle lasts as long), a
+// sender to peers. One in use is not evicted. Of one that was never complete, copies may be given back block by
+// block even then, to let a large object slide through: the presence bit goes first, then the
+// checksum, then the bytes, and no block that is lent. A file that was complete once may be mapped
+// somewhere and is never punched or cut, only unlinked whole; what is owned of it moves to a new file
+// before. A file that has to be unlinked while it is in use, for its damage cannot be noted, serves readers and
+// the cluster until the last close, and counts as taken until then.
+//
 // The package is an implementation of the disk tier of package cache.
 package disk
 
