@@ -147,7 +147,7 @@ var (
 // Dir is a cache directory in use by this process. All methods are safe for
 // concurrent use.
 //
-// Locks, outermost first: File.mu, Dir.mu, File.stripes, transit.mu, body.mu, ledger.mu. Dir.mu
+// Locks, outermost first: transit.sliding, File.mu, Dir.mu, File.stripes, transit.mu, body.mu, ledger.mu. Dir.mu
 // is never held over I/O. Where Dir.mu or a File.mu is held while another File.mu
 // is taken, nobody else can reach that File.
 type Dir struct {

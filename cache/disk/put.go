@@ -37,8 +37,8 @@ func (f *File) Put(block chunk.Block) error {
 		class, copied = evict.Copy, true // as a guest
 		err = f.put(block, class, copied)
 	}
-	if err == plainRejects[RejectBudget] && f.slide() {
-		err = f.put(block, class, copied)
+	if err == plainRejects[RejectBudget] {
+		err = f.putSliding(block, class, copied)
 	}
 	if err == nil {
 		return nil

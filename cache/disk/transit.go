@@ -6,7 +6,6 @@ import (
 	"math/bits"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/shardwell/shardwell/cache/evict"
 	"github.com/shardwell/shardwell/internal/chunk"
@@ -133,7 +132,8 @@ type transit struct {
 	mu   sync.Mutex
 	lent map[uint32]int // by block: pieces that the kernel is sending
 	fifo []uint32       // copies since the object was opened, in the order of their arrival
-	busy atomic.Bool    // somebody makes room
+
+	sliding sync.Mutex // who makes room; before the others
 }
 
 // maxWindowBlocks bounds transit.fifo: 1 TiB in blocks of the usual size, 16 MiB of memory.
@@ -168,21 +168,34 @@ func (t *transit) arrived(block uint32) {
 
 // Shares of a window that slides.
 const (
-	windowShare   = 8 // an object slides once its copies take one part in this many of the transit area,
-	slideShare    = 4 // and gives up one part in this many of its own
-	minSlideCount = 4 // but so many blocks at least
+	windowShare   = 8  // an object slides once its copies take one part in this many of the transit area,
+	slideShare    = 32 // and gives up one part in this many of its own: the longer a block stays, the more get it
+	minSlideCount = 4  // but so many blocks at least
+	slideTries    = 4  // for one block: what goes free others may take
 )
+
+// putSliding is put for a block for which there was no room: of an object whose own copies fill the transit area
+// the oldest go for it. Who comes meanwhile waits, for a block that an owner does not keep it asks its origin for again.
+func (f *File) putSliding(block chunk.Block, class evict.Class, copied bool) (err error) {
+	f.transit.sliding.Lock()
+	defer f.transit.sliding.Unlock()
+	for range slideTries {
+		if err = f.put(block, class, copied); err != plainRejects[RejectBudget] || !f.slide() {
+			return err
+		}
+	}
+	return f.put(block, class, copied)
+}
 
 // slide makes room for the next block of an object whose own copies fill the transit area:
 // the oldest go, but those that are being sent. So an object that is larger than the
 // area streams through it, and each block stays for others as long as there is room. It
-// reports whether something went. A file that the kernel was ever given is left alone.
+// reports whether something went. A file that the kernel was ever given is left alone. Callers hold transit.sliding.
 func (f *File) slide() bool {
 	d, b := f.d, f.body.Load()
-	if b == nil || f.transit.busy.Swap(true) {
+	if b == nil {
 		return false
 	}
-	defer f.transit.busy.Store(false)
 	d.ledger.mu.Lock()
 	share := d.ledger.transit() / windowShare
 	d.ledger.mu.Unlock()
@@ -197,7 +210,13 @@ func (f *File) slide() bool {
 	oldest := slices.Clone(f.transit.fifo[:n])
 	f.transit.fifo = slices.Delete(f.transit.fifo, 0, n)
 	f.transit.mu.Unlock()
-	return f.punch(b, oldest) > 0
+	went := f.punch(b, oldest)
+	if held := slices.DeleteFunc(oldest, func(block uint32) bool { return !b.has(block) }); len(held) > 0 {
+		f.transit.mu.Lock()
+		f.transit.fifo = append(f.transit.fifo, held...) // they were being sent: not yet
+		f.transit.mu.Unlock()
+	}
+	return went > 0
 }
 
 // punch takes away blocks and gives their space back: first the bit, then the
