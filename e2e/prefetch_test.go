@@ -160,6 +160,22 @@ func TestPlanCommand(t *testing.T) {
 	}
 }
 
+// A dataset that one node mounts is fetched by its owners while nobody reads: each byte once. A reader
+// of another node has all of it from them.
+func TestBackgroundFill(t *testing.T) {
+	c := start(t, cluster.Options{Nodes: 3})
+	objects := put(t, c, "fill/train-", 24, 5<<20)
+	c.Origin.Reset()
+	mountOn(t, c.Nodes[0], "s3://"+bucket+"/fill", "--background-fill", "on")
+	eventually(t, pythonWait, "the owners fetch the dataset", func() (bool, string) {
+		got := c.Origin.Requests().Bytes()
+		return got >= sizeOf(objects), fmt.Sprintf("%d of %d bytes", got, sizeOf(objects))
+	})
+	dir := mountOn(t, c.Nodes[1], "s3://"+bucket+"/fill")
+	must(t, readAll(map[string]string{"": dir}, "fill/", objects))
+	wantOrigin(t, c.Origin, sizeOf(objects), "a filled dataset, and its first reader")
+}
+
 func cachedShare(t *testing.T, path string) string {
 	t.Helper()
 	out, err := command(t, pythonWait, "getfattr", "--absolute-names", "--only-values", "-n", "user.shardwell.cached", path)

@@ -146,6 +146,7 @@ func (s *Session) setStream(h *handle, on bool) {
 	s.opens.mu.Lock()
 	defer s.opens.mu.Unlock()
 	if on {
+		s.stats.Walks.Add(1)
 		s.opens.streams++
 	} else {
 		s.opens.streams--

@@ -91,6 +91,7 @@ type Stats struct {
 	CallerLooks atomic.Int64 // times that a caller's signals were looked at
 	Interrupted atomic.Int64 // requests that ended for it
 	StaleOpens  atomic.Int64 // opens sent back to look the name up again
+	Walks       atomic.Int64 // files that were begun to be read in order
 	NextFiles   atomic.Int64 // files fetched before they were opened
 
 	Silences     atomic.Int64 // times that the origin fell silent

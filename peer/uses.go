@@ -35,6 +35,9 @@ type DatasetUse struct {
 	PinBytes   int64
 	PinVersion int64 // of several for one dataset the highest counts; 0: it was never pinned
 
+	// Fill says that each member may fetch its share of the dataset before anybody reads it.
+	Fill bool
+
 	// Foreign says that others than the members read the bucket, with credentials of their
 	// own, or have read it. It says nothing of the dataset. No bucket stands for all.
 	Foreign bool
@@ -57,7 +60,7 @@ func (p *Peers) Use(ctx context.Context, uses []DatasetUse, ttl time.Duration) e
 	req := &peerpb.UseRequest{Member: p.cfg.Self, TtlNanos: int64(ttl)}
 	for _, u := range uses[:min(len(uses), maxUses)] {
 		req.Uses = append(req.Uses, &peerpb.DatasetUse{Bucket: bucketOut(u.Bucket), Prefix: []byte(u.Prefix), Policy: u.Policy,
-			QuotaBytes: u.QuotaBytes, Used: u.Used, PinnedNanos: int64(u.PinnedFor), PinBytes: u.PinBytes, PinVersion: u.PinVersion, Foreign: u.Foreign})
+			QuotaBytes: u.QuotaBytes, Used: u.Used, PinnedNanos: int64(u.PinnedFor), PinBytes: u.PinBytes, PinVersion: u.PinVersion, Fill: u.Fill, Foreign: u.Foreign})
 	}
 	return p.everyOther(ctx, func(ctx context.Context, m Member) error {
 		return p.call(ctx, m, p.cfg.CallTimeout, func(ctx context.Context, c peerpb.PeerClient) (*peerpb.Failure, error) {
@@ -113,7 +116,7 @@ func (a *answers) Use(_ context.Context, r *peerpb.UseRequest) (*peerpb.UseReply
 			return nil, errMalformed
 		}
 		uses = append(uses, DatasetUse{Bucket: bucketIn(u.Bucket), Prefix: string(u.Prefix), Policy: u.Policy, QuotaBytes: u.QuotaBytes,
-			Used: u.Used, PinnedFor: time.Duration(u.PinnedNanos), PinBytes: u.PinBytes, PinVersion: u.PinVersion, Foreign: u.Foreign})
+			Used: u.Used, PinnedFor: time.Duration(u.PinnedNanos), PinBytes: u.PinBytes, PinVersion: u.PinVersion, Fill: u.Fill, Foreign: u.Foreign})
 	}
 	a.cfg.Keeper.Use(r.Member, uses, min(time.Duration(r.TtlNanos), maxUseTTL))
 	return &peerpb.UseReply{}, nil

@@ -100,6 +100,7 @@ func (n *Node) Launch() error {
 		"--metrics-bind", fmt.Sprintf("127.0.0.1:%d", metricsPort),
 		"--secret-file", c.secret, "--control-socket", n.Socket,
 		"--endpoint", c.Origin.Endpoint(), "--region", origin.Region, "--addressing", "path",
+		"--background-fill", "off", // what is counted is what was caused; a test that wants it says so
 	}
 	var seeds []string
 	for _, other := range c.Nodes[:min(2, len(c.Nodes))] {

@@ -113,6 +113,8 @@ type Config struct {
 	Quota Bytes `name:"quota" scope:"node,mount"`
 	// How many shards ahead of its readers a mount fetches, where the next ones are known: by a plan, or by numbers in names that each process opens. 0: none.
 	PrefetchShards int `name:"prefetch-shards" scope:"node,mount"`
+	// Whether nodes fetch their own shares of a mounted dataset while nothing else is fetched: auto (once files are read in order), on or off.
+	BackgroundFill string `name:"background-fill" scope:"node,mount"`
 	// How old an answer about a name may be: ttl=DURATION, open (asked at each open) or immutable (never asked again).
 	Consistency Consistency `name:"consistency" scope:"node,mount"`
 	// Owner of the files of a mount. Default (-1): the user who mounts.
@@ -150,6 +152,13 @@ type Config struct {
 	STSEndpoint string `name:"sts-endpoint" scope:"csi"`
 }
 
+// Values of Config.BackgroundFill.
+const (
+	FillAuto = "auto"
+	FillOn   = "on"
+	FillOff  = "off"
+)
+
 // Default returns the values of a node that was told nothing.
 func Default() Config {
 	return Config{
@@ -180,6 +189,7 @@ func Default() Config {
 		VerifyReads:       "auto",
 		CachePolicy:       "epoch",
 		PrefetchShards:    4,
+		BackgroundFill:    FillAuto,
 		KubeletDir:        "/var/lib/kubelet",
 		MaxVolumes:        1000,
 	}

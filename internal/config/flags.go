@@ -40,6 +40,8 @@ func Completions() map[string][]string {
 		"log-format":   logFormats,
 		"addressing":   addressings,
 		"verify-reads": verifyReads,
+
+		"background-fill": backgroundFills,
 	}
 }
 

@@ -18,6 +18,8 @@ var (
 	logFormats  = []string{"text", "json"}
 	addressings = []string{"auto", "path", "virtual"}
 	verifyReads = []string{"auto", "always"}
+
+	backgroundFills = []string{FillAuto, FillOn, FillOff}
 )
 
 // maxPrefetchShards of one reader are fetched before they are opened: more are bounded by bytes long before.
@@ -222,6 +224,9 @@ func checkMount(c Config) *problem {
 	}
 	if c.PrefetchShards < 0 || c.PrefetchShards > maxPrefetchShards {
 		return &problem{[]string{"prefetch-shards"}, fmt.Sprintf("%d shards are not between 0 and %d", c.PrefetchShards, maxPrefetchShards), ""}
+	}
+	if !slices.Contains(backgroundFills, c.BackgroundFill) {
+		return &problem{[]string{"background-fill"}, fmt.Sprintf("%q is no way to fill a dataset", c.BackgroundFill), "use auto, on or off"}
 	}
 	if !slices.Contains(verifyReads, c.VerifyReads) {
 		return &problem{[]string{"verify-reads"}, fmt.Sprintf("%q is no way to verify reads", c.VerifyReads), "use auto or always"}

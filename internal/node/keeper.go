@@ -34,6 +34,7 @@ func (k keeper) Use(member string, uses []peer.DatasetUse, ttl time.Duration) {
 	k.n.foreign.hear(uses)
 	uses = slices.DeleteFunc(uses, func(u peer.DatasetUse) bool { return u.Foreign })
 	k.n.uses.hear(member, uses, ttl)
+	k.n.fills.hear(member, uses, ttl)
 }
 
 // Take implements peer.Keeper.
@@ -57,7 +58,7 @@ func (n *Node) period() time.Duration {
 func (n *Node) tell(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, n.period())
 	defer cancel()
-	if err := n.cluster.peers.Use(ctx, append(n.foreign.tell(), n.uses.tell(time.Now())...), tellTTLs*n.period()); err != nil && ctx.Err() == nil {
+	if err := n.cluster.peers.Use(ctx, slices.Concat(n.foreign.tell(), n.uses.tell(time.Now()), n.fills.tell()), tellTTLs*n.period()); err != nil && ctx.Err() == nil {
 		n.log.Debug("some members did not hear what is used here", "error", oneLine(err))
 	}
 }

@@ -123,6 +123,7 @@ func testConfig(t *testing.T, endpoint string) config.Config {
 	cfg.ChunkSize, cfg.BlockSize, cfg.PlaceWhole = 1<<20, 128<<10, 2<<20
 	cfg.Memory = 128 << 20
 	cfg.MinFree = 1 << 20
+	cfg.BackgroundFill = config.FillOff // tests that want it say so: others count what they cause themselves
 	cfg.Endpoint, cfg.Region, cfg.Anonymous = endpoint, "us-east-1", true
 	cfg.Consistency = config.Consistency{Mode: config.ConsistencyTTL, TTL: time.Hour}
 	return cfg

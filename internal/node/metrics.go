@@ -40,6 +40,8 @@ var (
 	passthrough     = desc("passthrough_opens_total", "Opens of files by whether the kernel reads the cache file itself.", "result")
 	opSeconds       = desc("fuse_op_seconds", "Time to answer a request of the kernel.", "op")
 	fuseErrors      = desc("fuse_errors_total", "Requests of the kernel answered with an error, look-ups of absent names included.")
+	nextFilesCount  = desc("prefetched_shards_total", "Files that were begun to be fetched before they were opened.")
+	filledBytes     = desc("background_fill_bytes_total", "Bytes of chunks that this node owns and fetched while nothing else was.")
 	mountCount      = desc("mounts", "Mounts that this node serves.")
 	seedCount       = desc("seeds", "Addresses to join, by state: asked, and of these answered.", "state")
 	ringMembers     = desc("ring_members", "Members of the ring, those restarting included.")
@@ -168,6 +170,8 @@ func (c collector) mounts(m sender) {
 		m.count(passthrough, v, fuse.PassthroughResult(r).String())
 	}
 	m.count(fuseErrors, t.errors)
+	m.count(nextFilesCount, t.nextFiles)
+	m.count(filledBytes, c.n.fills.bytes.Load())
 	for op := range fuse.NumOps {
 		h := &t.ops[op]
 		buckets, below := make(map[float64]uint64, fuse.NumBuckets), uint64(0)
@@ -185,6 +189,7 @@ type totals struct {
 	ops         [fuse.NumOps]opTotals
 	passthrough [fuse.NumPassthroughResults]int64
 	errors      int64
+	nextFiles   int64
 }
 
 type opTotals struct {
@@ -194,6 +199,7 @@ type opTotals struct {
 
 // add adds what a session has counted.
 func (t *totals) add(s *fuse.Stats) {
+	t.nextFiles += s.NextFiles.Load()
 	for op := range t.ops {
 		from, to := &s.Ops[op], &t.ops[op]
 		for i := range to.buckets {

@@ -46,6 +46,7 @@ type mount struct {
 	options config.Config
 	who     *principal    // nil: the node itself
 	release func()        // gives back the origin; may be called again
+	filled  func()        // ends that the dataset is to be filled; nil when it is not; under mounts.mu
 	ended   chan struct{} // closed when the session has gone and left nothing behind
 }
 
@@ -244,7 +245,7 @@ func (m *mount) sameOptions(o *mount) bool {
 	a, b := m.options, o.options
 	return (m.who == nil) == (o.who == nil) && sameWay(s3Config(a, "", nil), s3Config(b, "", nil)) && a.UID == b.UID && a.GID == b.GID && a.FileMode == b.FileMode && a.DirMode == b.DirMode &&
 		a.AllowOther == b.AllowOther && a.Consistency == b.Consistency && a.VerifyReads == b.VerifyReads &&
-		a.CachePolicy == b.CachePolicy && a.Quota == b.Quota && a.PrefetchShards == b.PrefetchShards && a.TarView == b.TarView
+		a.CachePolicy == b.CachePolicy && a.Quota == b.Quota && a.PrefetchShards == b.PrefetchShards && a.TarView == b.TarView && a.BackgroundFill == b.BackgroundFill
 }
 
 // open makes the session of a mount and serves it. It leaves nothing behind when it fails.
@@ -320,7 +321,11 @@ func (m *mounts) serve(x *mount, dir, state string) {
 		m.mu.Lock()
 		m.past.add(x.session.Stats())
 		delete(m.live, x)
+		filled := x.filled
 		m.mu.Unlock()
+		if filled != nil {
+			filled()
+		}
 		m.forget(dir, x)
 		x.release()
 		if err := errors.Join(x.session.Close(), os.RemoveAll(state)); err != nil {

@@ -61,6 +61,7 @@ type Node struct {
 
 	policy  *policy       // what this node owns and what that is worth
 	uses    *datasets     // how datasets are used, here and elsewhere
+	fills   fills         // which of them are fetched before they are read
 	offer   offer         // of keepOffering, once the node runs
 	left    chan struct{} // closed when the node was drained and is to end
 	leaving sync.Once
@@ -184,6 +185,7 @@ func (n *Node) Run(ctx context.Context) error {
 	group.Go(func() error { return part(forCluster, "warm-ups", n.keepJobs) })
 	group.Go(func() error { return part(forCluster, "capacity", n.keepOffering) })
 	group.Go(func() error { return part(forCluster, "quotas", n.keepCounting) })
+	group.Go(func() error { return part(forCluster, "background fill", n.keepFilling) })
 	group.Go(func() error { return part(forCluster, "overwritten versions", n.keepFreeing) })
 	group.Go(func() error {
 		select {

@@ -892,6 +892,7 @@ type DatasetUse struct {
 	PinBytes      int64                  `protobuf:"varint,7,opt,name=pin_bytes,json=pinBytes,proto3" json:"pin_bytes,omitempty"`
 	PinVersion    int64                  `protobuf:"varint,8,opt,name=pin_version,json=pinVersion,proto3" json:"pin_version,omitempty"` // the highest counts; 0: no pin was ever made
 	Foreign       bool                   `protobuf:"varint,9,opt,name=foreign,proto3" json:"foreign,omitempty"`                         // others than the members read the bucket; the other fields say nothing then
+	Fill          bool                   `protobuf:"varint,10,opt,name=fill,proto3" json:"fill,omitempty"`                              // each member may fetch its share before anybody reads it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -985,6 +986,13 @@ func (x *DatasetUse) GetPinVersion() int64 {
 func (x *DatasetUse) GetForeign() bool {
 	if x != nil {
 		return x.Foreign
+	}
+	return false
+}
+
+func (x *DatasetUse) GetFill() bool {
+	if x != nil {
+		return x.Fill
 	}
 	return false
 }
@@ -1333,7 +1341,7 @@ const file_peer_proto_rawDesc = "" +
 	"\tforgotten\x18\x01 \x01(\x04R\tforgotten\"\x0f\n" +
 	"\rStatusRequest\"!\n" +
 	"\vStatusReply\x12\x12\n" +
-	"\x04json\x18\x01 \x01(\fR\x04json\"\x9f\x02\n" +
+	"\x04json\x18\x01 \x01(\fR\x04json\"\xb3\x02\n" +
 	"\n" +
 	"DatasetUse\x121\n" +
 	"\x06bucket\x18\x01 \x01(\v2\x19.shardwell.peer.v1.BucketR\x06bucket\x12\x16\n" +
@@ -1346,7 +1354,9 @@ const file_peer_proto_rawDesc = "" +
 	"\tpin_bytes\x18\a \x01(\x03R\bpinBytes\x12\x1f\n" +
 	"\vpin_version\x18\b \x01(\x03R\n" +
 	"pinVersion\x12\x18\n" +
-	"\aforeign\x18\t \x01(\bR\aforeign\"t\n" +
+	"\aforeign\x18\t \x01(\bR\aforeign\x12\x12\n" +
+	"\x04fill\x18\n" +
+	" \x01(\bR\x04fill\"t\n" +
 	"\n" +
 	"UseRequest\x12\x16\n" +
 	"\x06member\x18\x01 \x01(\tR\x06member\x121\n" +
