@@ -143,15 +143,16 @@ func runPods(t *testing.T, pods ...pod) map[string]string {
 // waitEnd waits until a Pod has ended well.
 func waitEnd(t *testing.T, p pod) {
 	t.Helper()
-	eventually(t, "pod "+p.name+" ends", func() bool {
-		switch phase(t, p) {
-		case "Succeeded":
-			return true
-		case "Failed":
-			fail(t, "pod %s failed: %s", p.name, kubectl(t, "-n", p.namespace(), "logs", p.name))
+	for deadline := time.Now().Add(patience); ; time.Sleep(250 * time.Millisecond) {
+		now := phase(t, p)
+		if now == "Succeeded" {
+			return
 		}
-		return false
-	})
+		if now == "Failed" || time.Now().After(deadline) {
+			said, _ := w.node.Run(t.Context(), nil, "kubectl", "-n", p.namespace(), "logs", p.name, "--all-containers", "--prefix")
+			fail(t, "pod %s is %s. It said:\n%s", p.name, now, said)
+		}
+	}
 }
 
 // waitReady waits until a Pod is ready.
