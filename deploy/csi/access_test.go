@@ -122,6 +122,20 @@ func TestPodIdentity(t *testing.T) {
 	if c, _ := f.last(); c != want || s.underneath(t) != 1 {
 		t.Errorf("after the token changed the daemon has %v, %d mounts", c, s.underneath(t))
 	}
+	// Another Pod of the account has a token of its own; what came before is not sent again, so that the STS
+	// is asked once for each token.
+	second := inline("c", s.at("c"), attributes)
+	second.VolumeContext["csi.storage.k8s.io/serviceAccount.tokens"] = tokens("sts.amazonaws.com", "token-3")
+	s.mustPublish(t, second)
+	s.mustPublish(t, req)
+	if c, _ := f.last(); c.WebIdentityToken != "token-3" || s.underneath(t) != 1 {
+		t.Errorf("with a second Pod the daemon has another token than the last one, or %d mounts", s.underneath(t))
+	}
+	s.mustUnpublish(t, "c", s.at("c")) // and the token with it
+	s.mustPublish(t, req)
+	if c, _ := f.last(); c.WebIdentityToken != "token-2" {
+		t.Error("the token of a Pod that is gone is still in use")
+	}
 	account := inline("b", s.at("b"), attributes)
 	account.VolumeContext["csi.storage.k8s.io/serviceAccount.name"] = "other"
 	s.mustPublish(t, account)
@@ -172,10 +186,10 @@ func TestFailures(t *testing.T) {
 		code codes.Code
 		says string
 	}{
-		{fmt.Errorf("no bucket: %w", objstore.ErrNoBucket), codes.NotFound, "no such bucket"},
-		{fmt.Errorf("x: %w", objstore.ErrPermission), codes.PermissionDenied, "access denied"},
-		{fmt.Errorf("x: %w", objstore.ErrCredentials), codes.Unauthenticated, "credentials"},
-		{fmt.Errorf("x: %w", control.ErrNoNode), codes.Unavailable, "daemon of this node is not running"},
+		{fmt.Errorf("no bucket: %w", objstore.ErrNoBucket), codes.NotFound, "bucketName"},
+		{fmt.Errorf("x: %w", objstore.ErrPermission), codes.PermissionDenied, "authenticationSource"},
+		{fmt.Errorf("x: %w", objstore.ErrCredentials), codes.Unauthenticated, "Secret"},
+		{fmt.Errorf("x: %w", control.ErrNoNode), codes.Unavailable, "is its Pod running?"},
 		{fmt.Errorf("x: %w", control.ErrUsage), codes.InvalidArgument, "x"},
 		{fmt.Errorf("x: %w", control.ErrUnreachable), codes.Unavailable, "x"},
 		{fmt.Errorf("something"), codes.Internal, "something"},

@@ -25,20 +25,20 @@ func refused(code codes.Code, format string, args ...any) error {
 	return &refusal{code, fmt.Sprintf(format, args...)}
 }
 
-// codeOf are the codes of the classes of errors, the first that fits. Texts become
-// events of a Pod, so each says what a person can do.
+// codeOf are the codes of the classes of errors, the first that fits. Texts become events of a Pod: they tell what
+// is wrong, and hint at what a person can do where they do not say it themselves.
 var codeOf = [...]struct {
 	class error
 	code  codes.Code
-	hint  string // put before the text
+	hint  string
 }{
-	{control.ErrNoNode, codes.Unavailable, "the Shardwell daemon of this node is not running or not ready yet (kubectl get pods -o wide shows where it is): "},
+	{control.ErrNoNode, codes.Unavailable, "the Shardwell daemon of this node does not answer, is its Pod running?"},
 	{control.ErrRefused, codes.FailedPrecondition, ""},
 	{control.ErrUsage, codes.InvalidArgument, ""},
-	{objstore.ErrNoBucket, codes.NotFound, "no such bucket: "},
+	{objstore.ErrNoBucket, codes.NotFound, "check bucketName and endpoint"},
 	{objstore.ErrNotExist, codes.NotFound, ""},
-	{objstore.ErrPermission, codes.PermissionDenied, "access denied: "},
-	{objstore.ErrCredentials, codes.Unauthenticated, "no valid credentials: "},
+	{objstore.ErrPermission, codes.PermissionDenied, "check what the credentials of the volume may read, and whose they are (authenticationSource)"},
+	{objstore.ErrCredentials, codes.Unauthenticated, "check the keys in the volume's Secret, or what authenticationSource names"},
 	{objstore.ErrThrottled, codes.Unavailable, ""},
 	{objstore.ErrUnavailable, codes.Unavailable, ""},
 	{objstore.ErrClockSkew, codes.FailedPrecondition, ""},
@@ -62,7 +62,11 @@ func toStatus(err error) error {
 	}
 	for _, c := range codeOf {
 		if errors.Is(err, c.class) {
-			return status.Error(c.code, c.hint+err.Error())
+			text := err.Error()
+			if c.hint != "" {
+				text += ": " + c.hint
+			}
+			return status.Error(c.code, text)
 		}
 	}
 	return status.Error(codes.Internal, err.Error())

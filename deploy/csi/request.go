@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -33,7 +34,7 @@ func parsePublish(req *csi.NodePublishVolumeRequest, target string, policy Polic
 	if err := addMountOptions(options, append([]string{own[attrMountOptions]}, mount.GetMountFlags()...)); err != nil {
 		return w, err
 	}
-	w = wish{volumeID: req.GetVolumeId(), target: target, fingerprint: fingerprint(req, own, options)}
+	w = wish{volumeID: req.GetVolumeId(), target: target, fingerprint: fingerprint(req)}
 	w.alone = req.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
 	if w.uri, err = uriOf(own); err != nil {
 		return w, err
@@ -71,10 +72,17 @@ func checkCapability(c *csi.VolumeCapability) error {
 	return nil
 }
 
-// fingerprint stands for all of a request that may not change while a volume is published. Secrets are no part of it.
-func fingerprint(req *csi.NodePublishVolumeRequest, own, options map[string]string) string {
-	text, _ := json.Marshal([]any{own, options, // maps of strings are sorted, and always encode
-		req.GetVolumeCapability().GetMount().GetVolumeMountGroup(), req.GetVolumeCapability().GetAccessMode().GetMode(), req.GetReadonly()})
-	sum := sha256.Sum256(text)
+// fingerprint stands for all of a request that may not change while a volume is published, as it was written, so
+// that it is the same for a driver of another version. Secrets, and what the kubelet adds, are no part of it.
+func fingerprint(req *csi.NodePublishVolumeRequest) string {
+	attributes := map[string]string{}
+	for key, value := range req.GetVolumeContext() {
+		if !strings.HasPrefix(key, kubePrefix) {
+			attributes[key] = value
+		}
+	}
+	c := req.GetVolumeCapability()
+	text, _ := json.Marshal([]any{attributes, c.GetMount().GetMountFlags(), c.GetMount().GetVolumeMountGroup(), c.GetAccessMode().GetMode(), req.GetReadonly()})
+	sum := sha256.Sum256(text) // maps of strings are sorted, and always encode
 	return hex.EncodeToString(sum[:16])
 }

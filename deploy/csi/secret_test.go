@@ -2,13 +2,16 @@ package csi
 
 import (
 	"encoding/pem"
+	"fmt"
 	"log/slog"
+	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -120,4 +123,43 @@ func TestEndpointAndCertificateOfSecret(t *testing.T) {
 			t.Errorf("got %v, want one that says %q", err, says)
 		}
 	}
+}
+
+// A volume that reads as its Pod has the keys that the STS gives for the service account's token, and goes on with a
+// new token.
+func TestVolumeReadsAsItsPod(t *testing.T) {
+	m, guard := guarded(t, map[string]string{"a.txt": "hello"})
+	sts := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_ = r.ParseForm()
+		token := r.Form.Get("WebIdentityToken")
+		if !strings.HasPrefix(token, "good-") || r.Form.Get("RoleArn") != "arn:role" {
+			w.WriteHeader(http.StatusForbidden)
+			fmt.Fprint(w, `<ErrorResponse><Error><Code>InvalidIdentityToken</Code><Message>no</Message></Error></ErrorResponse>`)
+			return
+		}
+		guard.Set("key of "+token, objstoretest.User{Secret: "s", Token: "t"})
+		fmt.Fprintf(w, `<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleWithWebIdentityResult>
+<Credentials><AccessKeyId>key of %s</AccessKeyId><SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken><Expiration>%s</Expiration></Credentials>
+</AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>`, token, time.Now().Add(time.Hour).UTC().Format(time.RFC3339))
+	}))
+	t.Cleanup(sts.Close)
+	conn, _ := m.driver(func(c *Config) { c.Policy.STSEndpoint = sts.URL })
+	request := func(token string) *csi.NodePublishVolumeRequest {
+		return inline("a", m.target("a", "data"), map[string]string{
+			"bucketName": "data", "authenticationSource": "pod", "roleArn": "arn:role", kubeTokens: tokens("sts.amazonaws.com", token),
+		})
+	}
+	if _, err := csi.NewNodeClient(conn).NodePublishVolume(t.Context(), request("bad-token")); err == nil || strings.Contains(err.Error(), "bad-token") {
+		t.Errorf("with a token that the STS refuses: %v", err)
+	}
+	for _, token := range []string{"good-1", "good-1", "good-2"} {
+		publish(t, conn, request(token))
+		if got := read(t, m.target("a", "data")+"/a.txt"); got != "hello" {
+			t.Errorf("with %s: read %q", token, got)
+		}
+	}
+	if log := m.log.String(); strings.Contains(log, "good-") || strings.Contains(log, "bad-token") {
+		t.Errorf("a token was logged:\n%s", log)
+	}
+	unpublish(t, conn, "a", m.target("a", "data"))
 }

@@ -178,12 +178,9 @@ func (d *Driver) logged(ctx context.Context, req any, info *grpc.UnaryServerInfo
 	if v, ok := req.(interface{ GetTargetPath() string }); ok {
 		args = append(args, "target", v.GetTargetPath())
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		d.log.Error("csi: call failed", append(args, "code", status.Code(err).String(), "error", status.Convert(err).Message())...)
-	case strings.HasSuffix(info.FullMethod, "publishVolume") || strings.HasSuffix(info.FullMethod, "PublishVolume"):
-		d.log.Info("csi: call", args...)
-	default:
+	} else {
 		d.log.Debug("csi: call", args...)
 	}
 	return reply, err

@@ -79,6 +79,8 @@ type shared struct {
 	// the kubelet publishes again. Under turn.
 	credentials control.Credentials
 	known       bool
+	bearer      string            // the volume that they came with; "" when that is gone. Under mu
+	last        map[string]string // by volume, the digest of what it came with last. Under mu
 }
 
 // publish shows a volume at its target. The same again renews its credentials.
@@ -96,6 +98,9 @@ func (v *volumes) publish(ctx context.Context, w wish) error {
 	switch {
 	case err == nil:
 		v.save(s)
+		if !existing {
+			v.log.Info("csi: volume published", "volume", w.volumeID, "target", w.target, "uri", s.URI, "mount", s.Name)
+		}
 		return nil
 	case existing:
 		return transient(err)
@@ -145,7 +150,7 @@ func (v *volumes) join(w wish) (s *shared, existing bool, err error) {
 
 // newShared adds a mount to the table. Caller holds mu.
 func (v *volumes) newShared(r record) *shared {
-	s := &shared{record: r, dir: filepath.Join(v.dir, "mounts", r.Name), turn: make(chan struct{}, 1)}
+	s := &shared{record: r, dir: filepath.Join(v.dir, "mounts", r.Name), turn: make(chan struct{}, 1), last: make(map[string]string)}
 	v.shared[r.Name] = s
 	return s
 }
@@ -192,19 +197,25 @@ func (v *volumes) serve(ctx context.Context, s *shared, w *wish) error {
 	return err
 }
 
-// renew takes over the credentials of a volume, unless another volume has newer ones: the
-// kubelet hears of a changed Secret for one Pod earlier than for the other. Caller has the turn.
+// renew takes over the credentials of a volume, if it did not come with the same before: each new token costs a
+// call to the STS. Those of another volume may be newer: the kubelet hears of a changed Secret for one Pod earlier
+// than for the other. Caller has the turn.
 func (v *volumes) renew(s *shared, w *wish) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	p, changed := s.Volumes[w.key()], false
-	if p.Identity != w.access.identity {
-		p.Identity, changed = w.access.identity, true
-		s.Volumes[w.key()] = p
+	key, c := w.key(), w.access.credentials
+	p, ok := s.Volumes[key]
+	if !ok {
+		return // unpublished meanwhile
 	}
-	if changed || s.Identity == w.access.identity {
-		s.Identity, s.credentials, s.known = w.access.identity, w.access.credentials, true
+	same := digest(c.AccessKey, c.SecretKey, c.SessionToken, c.WebIdentityToken, c.RoleARN, c.STSEndpoint)
+	changed := p.Identity != w.access.identity
+	fresh := s.last[key] != same || s.bearer == "" || !s.known
+	if changed || s.Identity == w.access.identity && fresh {
+		s.Identity, s.credentials, s.known, s.bearer = w.access.identity, c, true, key
 	}
+	p.Identity = w.access.identity
+	s.Volumes[key], s.last[key] = p, same
 }
 
 // served reports whether a mount is there and not dead.
@@ -267,6 +278,7 @@ func (v *volumes) unpublish(ctx context.Context, volumeID, target string) error 
 	}
 	if s := v.find(key); s != nil {
 		v.leave(context.WithoutCancel(ctx), s, key)
+		v.log.Info("csi: volume unpublished", "volume", volumeID, "target", target, "uri", s.URI)
 	}
 	return nil
 }
@@ -301,6 +313,10 @@ func (v *volumes) findID(volumeID string) *shared {
 func (v *volumes) leave(ctx context.Context, s *shared, key string) {
 	v.mu.Lock()
 	delete(s.Volumes, key)
+	delete(s.last, key)
+	if s.bearer == key {
+		s.bearer = ""
+	}
 	last := len(s.Volumes) == 0
 	if last {
 		delete(v.shared, s.Name)
