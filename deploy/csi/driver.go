@@ -26,6 +26,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+
+	"github.com/shardwell/shardwell/internal/config"
 )
 
 // DriverName is the name of the CSIDriver object and in volumes.
@@ -65,7 +67,7 @@ type Driver struct {
 }
 
 // New prepares a driver: it takes over what an earlier one left. Errors are in words
-// meant for the user.
+// meant for the user; those of type *[config.Error] are about cfg.
 func New(cfg Config) (*Driver, error) {
 	if cfg.KubeletDir == "" {
 		cfg.KubeletDir = DefaultKubeletDir
@@ -81,7 +83,7 @@ func New(cfg Config) (*Driver, error) {
 	case err != nil:
 		return nil, err
 	case cfg.NodeID == "" || len(cfg.NodeID) > maxNodeIDBytes:
-		return nil, fmt.Errorf("node id %q: give --node-id the name of this node, at most %d bytes", cfg.NodeID, maxNodeIDBytes)
+		return nil, &config.Error{What: fmt.Sprintf("%q is no name of a node", cfg.NodeID), Where: "--node-id", Do: fmt.Sprintf("give its name in Kubernetes, at most %d bytes", maxNodeIDBytes)}
 	case cfg.Daemon == nil:
 		return nil, errors.New("no daemon to ask")
 	}

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/shardwell/shardwell/fuse"
+	"github.com/shardwell/shardwell/internal/config"
 )
 
 // host is the mount table as the driver changes it. What can wait for a file system of
@@ -48,11 +49,11 @@ type kernel struct {
 
 func newKernel(kubeletDir string) (*kernel, error) {
 	if !filepath.IsAbs(kubeletDir) || filepath.Clean(kubeletDir) != kubeletDir || kubeletDir == "/" {
-		return nil, fmt.Errorf("kubelet directory %q: give an absolute path without . and ..", kubeletDir)
+		return nil, &config.Error{What: fmt.Sprintf("%q is not an absolute path without . and ..", kubeletDir), Where: "--kubelet-dir"}
 	}
 	root, err := filepath.EvalSymlinks(kubeletDir)
 	if err != nil {
-		return nil, fmt.Errorf("kubelet directory %s: %w: give --kubelet-dir", kubeletDir, unwrapPath(err))
+		return nil, &config.Error{What: fmt.Sprintf("directory %s: %v", kubeletDir, unwrapPath(err)), Where: "--kubelet-dir", Do: "name the one in which the kubelet of this machine keeps its Pods"}
 	}
 	return &kernel{root: root, left: make(chan struct{}, maxLeftBehind)}, nil
 }

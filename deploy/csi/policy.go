@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/shardwell/shardwell/internal/config"
 	"github.com/shardwell/shardwell/internal/control"
 	"github.com/shardwell/shardwell/objstore/s3"
 )
@@ -56,10 +57,13 @@ type Policy struct {
 }
 
 func (p Policy) validate() error {
-	for _, e := range append(slices.Clone(p.AllowEndpoints), p.STSEndpoint) {
-		if _, err := canonical(e); e != "" && err != nil {
-			return fmt.Errorf("endpoint %w: write it like https://s3.example.com", err)
+	for _, e := range p.AllowEndpoints {
+		if _, err := canonical(e); err != nil {
+			return &config.Error{What: err.Error(), Where: "--allow-endpoint", Do: "write it like https://s3.example.com"}
 		}
+	}
+	if _, err := canonical(p.STSEndpoint); p.STSEndpoint != "" && err != nil {
+		return &config.Error{What: err.Error(), Where: "--sts-endpoint", Do: "write it like https://sts.example.com"}
 	}
 	return nil
 }

@@ -1,11 +1,17 @@
 package csi
 
 import (
+	"os"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/shardwell/shardwell/internal/control"
 )
 
 // SEMANTICS V1: A volume of a Pod shows its dataset read-only, and publishing it again ends no reader
@@ -61,4 +67,85 @@ func TestFSGroup(t *testing.T) {
 		t.Errorf("stats: %v, %v", stats, err)
 	}
 	unpublish(t, conn, "csi-1", req.GetTargetPath())
+}
+
+// A PersistentVolume is one volume at several places: each Pod of the machine has it, by the options of
+// mount(8), and one for a single Pod only is refused a second place.
+func TestPersistentVolume(t *testing.T) {
+	m := newMachine(t, map[string]string{"a.txt": "hello", "sub/b.txt": "below"})
+	conn, _ := m.driver(nil)
+	request := func(pod string, mode csi.VolumeCapability_AccessMode_Mode) *csi.NodePublishVolumeRequest {
+		return &csi.NodePublishVolumeRequest{
+			VolumeId: "imagenet", TargetPath: m.target(pod, "pv"), VolumeContext: map[string]string{"bucketName": "data"},
+			VolumeCapability: &csi.VolumeCapability{
+				AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{MountFlags: []string{"ro", "file-mode=0400", "uid=65534"}}},
+				AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode},
+			},
+		}
+	}
+	const rox, rwx, rwop = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+	publish(t, conn, request("a", rox))
+	publish(t, conn, request("b", rwx))
+	var st unix.Stat_t
+	if err := unix.Stat(m.target("b", "pv")+"/a.txt", &st); err != nil || st.Uid != 65534 || st.Mode != unix.S_IFREG|0o400 {
+		t.Errorf("stat: uid %d, mode %o, %v", st.Uid, st.Mode, err)
+	}
+	if _, err := csi.NewNodeClient(conn).NodePublishVolume(t.Context(), request("c", rwop)); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("a second place for one Pod only: got %v", err)
+	}
+	// As the kubelet does for subPath: a directory of the volume, bound elsewhere, outlives neither.
+	sub := m.target("a", "pv-subpath")
+	if err := os.Mkdir(sub, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(m.target("a", "pv")+"/sub", sub, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, sub+"/b.txt"); got != "below" {
+		t.Errorf("read %q by subPath", got)
+	}
+	if err := unix.Mkdir(sub+"/new", 0o755); err != unix.EROFS {
+		t.Errorf("mkdir by subPath: got %v, want EROFS", err)
+	}
+	if err := unix.Unmount(sub, unix.UMOUNT_NOFOLLOW); err != nil {
+		t.Fatal(err)
+	}
+	unpublish(t, conn, "imagenet", m.target("a", "pv"))
+	unpublish(t, conn, "imagenet", m.target("b", "pv"))
+}
+
+// A volume whose mount has ended says so, and is shown the next one by its Pod's next publish.
+func TestHealth(t *testing.T) {
+	f := newFake()
+	s, _ := fakeDriver(t, f, Policy{})
+	req := inline("a", s.at("a"), map[string]string{"bucketName": "data"})
+	health := func() (reasons []string) {
+		t.Helper()
+		reply, err := s.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "a", VolumePublishPath: s.at("a")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range reply.GetVolumeHealth().GetHealthStatuses() {
+			reasons = append(reasons, e.GetReason())
+		}
+		return reasons
+	}
+	if _, err := s.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "a"}); status.Code(err) != codes.NotFound {
+		t.Errorf("health of what is not published: %v", err)
+	}
+	s.mustPublish(t, req)
+	if r := health(); len(r) != 0 {
+		t.Errorf("health of a volume: %v", r)
+	}
+	f.die()
+	f.set(func() { f.down = control.ErrNoNode })
+	if r := health(); !slices.Equal(r, []string{"MountEnded", "DaemonUnreachable"}) {
+		t.Errorf("health without a daemon: %v", r)
+	}
+	f.set(func() { f.down = nil })
+	s.mustPublish(t, req)
+	if r := health(); len(r) != 0 || !f.alive(s.at("a")) {
+		t.Errorf("health after the daemon came back: %v", r)
+	}
+	s.mustUnpublish(t, "a", s.at("a"))
 }

@@ -11,6 +11,8 @@ import (
 
 	"google.golang.org/grpc"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/shardwell/shardwell/internal/config"
 )
 
 // registration is what the kubelet is told of the driver.
@@ -56,15 +58,14 @@ func (r *registrar) NotifyRegistrationStatus(_ context.Context, s *registerapi.R
 func socketPath(endpoint string) (string, error) {
 	path := endpoint
 	if strings.HasPrefix(endpoint, "unix:") {
-		u, err := url.Parse(endpoint)
-		if err != nil {
-			return "", fmt.Errorf("endpoint %q: write it like unix:///csi/csi.sock", endpoint)
+		path = ""
+		if u, err := url.Parse(endpoint); err == nil {
+			path = u.Path
 		}
-		path = u.Path
 	}
 	const maxSocketBytes = 107 // sun_path of Linux
 	if !filepath.IsAbs(path) || len(path) > maxSocketBytes {
-		return "", fmt.Errorf("endpoint %q: write it like unix:///csi/csi.sock, at most %d bytes", endpoint, maxSocketBytes)
+		return "", &config.Error{What: fmt.Sprintf("%q is no Unix socket", endpoint), Where: "--endpoint", Do: fmt.Sprintf("write it like unix:///csi/csi.sock, at most %d bytes", maxSocketBytes)}
 	}
 	return path, nil
 }
