@@ -76,6 +76,7 @@ type fakeFile struct {
 	size   int64
 	refs   int
 	reads  int
+	spent  int // releases by readers who had all of it
 	blocks map[uint32]chunk.Block
 }
 
@@ -148,6 +149,13 @@ func (f *fakeFile) Suspect(i uint32) {
 }
 
 func (f *fakeFile) Backing() (*os.File, bool) { return nil, false }
+
+func (f *fakeFile) ReleaseSpent() {
+	f.t.mu.Lock()
+	f.spent++
+	f.t.mu.Unlock()
+	f.Release()
+}
 
 func (f *fakeFile) Release() {
 	f.t.mu.Lock()

@@ -18,6 +18,7 @@ type File struct {
 	obj    *object
 	who    func() chunk.Identity // on whose behalf it fetches; nil: the node's own
 	closed atomic.Bool
+	given  atomic.Bool // the kernel may read it by itself
 
 	// Where the last read ended, and how many bytes were read in a row up to
 	// there. Races between readers cost a guess, no more.
@@ -131,7 +132,18 @@ func (f *File) Backing() (*os.File, bool) {
 	if f.obj.tier == nil {
 		return nil, false
 	}
-	return f.obj.tier.Backing()
+	file, ok := f.obj.tier.Backing()
+	if ok {
+		f.given.Store(true)
+	}
+	return file, ok
+}
+
+// consumed reports whether the reader has had all of it in a row, as far as is known: what the kernel reads
+// by itself is not seen. Small files are indexes and the like, which are read again.
+func (f *File) consumed() bool {
+	size := f.obj.Size
+	return size >= f.c.cfg.Geometry.ChunkBytes && (f.given.Load() || f.next.Load() == size && f.streak.Load() >= size-size/8)
 }
 
 // CachedBytes tells how many bytes of the object the disk tier of this node holds.
@@ -147,6 +159,7 @@ func (f *File) CachedBytes() int64 {
 func (f *File) Close() {
 	if !f.closed.Swap(true) {
 		f.c.ahead.forget(f)
+		f.obj.spent.Store(f.consumed())
 		if f.obj.files.Add(-1) == 0 {
 			f.obj.abandon()
 		}

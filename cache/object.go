@@ -23,6 +23,7 @@ type object struct {
 
 	files   atomic.Int64 // open
 	shared  atomic.Bool  // others receive it while it is open here
+	spent   atomic.Bool  // the last reader to close it had read all of it in a row
 	refused atomic.Bool  // the tier did not admit the last block
 	unread  unread       // what came from afar and no reader has had yet
 
@@ -92,7 +93,11 @@ func (o *object) release() {
 		c.stats.OpenObjects.Add(-1)
 	}
 	c.mu.Unlock()
-	if last && o.tier != nil {
+	switch tier, ok := o.tier.(spender); {
+	case !last || o.tier == nil:
+	case ok && o.spent.Load():
+		tier.ReleaseSpent()
+	default:
 		o.tier.Release()
 	}
 }

@@ -260,3 +260,33 @@ func TestManyShardsShare(t *testing.T) {
 		}
 	})
 }
+
+// A shard that was read to its end is the first copy to go; one that was left in the middle, or is looked up
+// again and again, is not.
+func TestShardsThatWereReadAreSpent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 16, nil)
+		defer r.shut(t)
+		for name, c := range map[string]struct {
+			size, from, to int
+			want           int
+		}{
+			"whole":             {3 * chunkBytes, 0, 3 * chunkBytes, 1},
+			"but its beginning": {3 * chunkBytes, block, 3 * chunkBytes, 1},
+			"a half":            {3 * chunkBytes, 0, 3 * chunkBytes / 2, 0},
+			"its end":           {3 * chunkBytes, 2 * chunkBytes, 3 * chunkBytes, 0},
+			"small":             {chunkBytes / 2, 0, chunkBytes / 2, 0},
+		} {
+			obj, data := r.put(name, c.size)
+			f := r.open(t, obj)
+			for off := c.from; off < c.to; off += block {
+				wantRead(t, f, data, off, min(block, c.to-off))
+			}
+			f.Close()
+			synctest.Wait()
+			if got := r.tier.files[obj.ID()].spent; got != c.want {
+				t.Errorf("%s: spent %d times, want %d", name, got, c.want)
+			}
+		}
+	})
+}

@@ -41,6 +41,13 @@ type TierFile interface {
 	Release()
 }
 
+// spender is a TierFile that wants to know when a reader has had all of it, as readers have once an
+// epoch: of what other nodes own such a copy is the first to go.
+type spender interface {
+	// ReleaseSpent is Release then.
+	ReleaseSpent()
+}
+
 // tier is what disk.Dir looks like, whatever type its files have.
 type tier[F TierFile] interface {
 	Acquire(obj chunk.Object, id chunk.ObjectID, owned bool) (F, error)

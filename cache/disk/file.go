@@ -27,6 +27,7 @@ type File struct {
 	prev, next *File // in Dir.idle while refs is 0
 
 	lastUse atomic.Int64 // nanoseconds since 1970
+	spent   atomic.Bool  // lastUse says so, whatever the time on the disk
 
 	mu     sync.Mutex
 	loaded bool        // the disk was looked at
@@ -185,9 +186,34 @@ func (f *File) Backing() (*os.File, bool) {
 // be used by the caller afterwards.
 func (f *File) Release() { f.release(time.Now().UnixNano()) }
 
+// spentAgo is how far back a use counts that was the last for an epoch: before all others, and in
+// the order of the others among themselves.
+const spentAgo = 20 * 365 * 24 * time.Hour
+
+// ReleaseSpent is Release after a reader has read all of it, once, as an epoch does. If all that is here are
+// copies of what other nodes own, they go before copies that somebody is still to read.
+func (f *File) ReleaseSpent() {
+	if b := f.body.Load(); b == nil || !b.onlyCopies() {
+		f.Release()
+		return
+	}
+	f.spent.Store(true)
+	f.lastUse.Store(time.Now().Add(-spentAgo).UnixNano())
+	f.release(f.lastUse.Load())
+}
+
+func (b *body) onlyCopies() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.copies > 0 && b.copies == b.present.Load()
+}
+
 // release is Release for a use at a time; of several the last one counts.
 func (f *File) release(used int64) {
-	f.lastUse.Store(max(used, f.lastUse.Load()))
+	if used > f.lastUse.Load() {
+		f.lastUse.Store(used)
+		f.spent.Store(false)
+	}
 	d := f.d
 	d.mu.Lock()
 	f.refs--

@@ -108,7 +108,9 @@ func (d *Dir) measure(m *measured) error {
 		f := d.open[m.ID]
 		if f != nil {
 			m.InUse = f.refs > 0
-			m.LastUse = max(m.LastUse, f.lastUse.Load())
+			if used := f.lastUse.Load(); f.spent.Load() || used > m.LastUse {
+				m.LastUse = used
+			}
 		}
 		d.mu.Unlock()
 		if f == nil {
