@@ -18,7 +18,7 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 PROTOC_GEN_GO := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 PROTOC_GEN_GO_GRPC := google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
 
-.PHONY: image manifests e2e-kubernetes build demo test unit e2e check fmt vet staticcheck race vuln bench bench-read bench-cache bench-broadcast bench-scale bench-pods generate clean
+.PHONY: image manifests e2e-kubernetes build demo test unit e2e check fmt vet staticcheck race vuln bench bench-read bench-cache bench-prefetch bench-broadcast bench-scale bench-pods generate clean
 
 build: bin/shardwell
 
@@ -107,6 +107,11 @@ bench-cache: bin/shardwell
 	go test -run='^$$' -bench=Figures -benchtime=1x ./cache/evict | grep '^{'
 	./e2e/setup
 	cd e2e && SHARDWELL_BIN=$(CURDIR)/bin/shardwell go run ./bench -run '^(epochs|diskfaults|restart|verify|openfiles)$$'
+
+# The figures that prefetch is judged by, likewise.
+bench-prefetch: bin/shardwell
+	./e2e/setup
+	cd e2e && SHARDWELL_BIN=$(CURDIR)/bin/shardwell go run ./bench -run '^(firstSample|wdsEpochs|randomReads|preadParallel)$$'
 
 # The figures that broadcasts are judged by: eight nodes and more behind links of 50 Mbit/s, in real
 # processes, mounts and TCP. Half an hour; the machine should have nothing else to do.

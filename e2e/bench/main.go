@@ -60,6 +60,10 @@ var groups = []struct {
 	{"restart", (*bench).restart},
 	{"verify", (*bench).verify},
 	{"openfiles", (*bench).openfiles},
+	{"firstSample", (*bench).firstSample},
+	{"wdsEpochs", (*bench).wdsEpochs},
+	{"randomReads", (*bench).randomReads},
+	{"preadParallel", (*bench).preadParallel},
 	{"pods", (*bench).pods},
 }
 
