@@ -47,7 +47,7 @@ func runCSI(ctx context.Context, s streams, cfg config.Resolved, endpoint string
 		Endpoint: endpoint, NodeID: id, KubeletDir: cfg.KubeletDir, Daemon: daemon, Version: node.Version,
 		SelfRegister: cfg.SelfRegister, RegistrationPath: cfg.RegistrationPath, MaxVolumes: cfg.MaxVolumes,
 		Policy: csi.Policy{
-			AllowEndpoints: cfg.AllowEndpoints, AllowLocal: cfg.AllowLocalEndpoints,
+			Sources: cfg.AuthSources, AllowEndpoints: cfg.AllowEndpoints, AllowLocal: cfg.AllowLocalEndpoints,
 			TokenAudience: cfg.TokenAudience, STSEndpoint: cfg.STSEndpoint,
 		},
 		Logger: log,

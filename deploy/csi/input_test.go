@@ -98,6 +98,32 @@ func TestEndpointOfSecret(t *testing.T) {
 	}
 }
 
+// A volume has only credentials of sources that the administrator allows.
+func TestAllowedSources(t *testing.T) {
+	for _, c := range []struct {
+		sources []string
+		change  func(*csi.NodePublishVolumeRequest)
+		ok      bool
+	}{
+		{nil, nil, true},
+		{[]string{"driver"}, nil, true},
+		{[]string{"secret", "pod"}, nil, false},
+		{[]string{"secret", "pod"}, func(r *csi.NodePublishVolumeRequest) { r.VolumeContext = map[string]string{"uri": "file:///x"} }, false},
+		{[]string{"secret"}, func(r *csi.NodePublishVolumeRequest) { r.Secrets = withKeys("", "", "k", "s").Secrets }, true},
+		{[]string{"driver"}, func(r *csi.NodePublishVolumeRequest) { r.Secrets = withKeys("", "", "k", "s").Secrets }, false},
+		{[]string{"driver", "secret"}, func(r *csi.NodePublishVolumeRequest) { r.VolumeContext["authenticationSource"] = "pod" }, false},
+	} {
+		s, _ := fakeDriver(t, newFake(), Policy{Sources: c.sources})
+		req := inline("a", s.at("a"), map[string]string{"bucketName": "data"})
+		if c.change != nil {
+			c.change(req)
+		}
+		if _, err := s.NodePublishVolume(t.Context(), req); (err == nil) != c.ok || err != nil && status.Code(err) != codes.InvalidArgument {
+			t.Errorf("sources %v: %v", c.sources, err)
+		}
+	}
+}
+
 // Requests that make no sense have the code that CSI gives them, and leave nothing.
 func TestBadRequests(t *testing.T) {
 	m := newMachine(t, map[string]string{"a.txt": "hello"})

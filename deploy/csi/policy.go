@@ -26,6 +26,8 @@ const (
 	authPod    = "pod"    // the service account of the Pod
 )
 
+var sources = []string{authDriver, authSecret, authPod}
+
 // Names in a Secret.
 const (
 	secretAccessKey    = "AWS_ACCESS_KEY_ID"
@@ -43,6 +45,9 @@ const defaultAudience = "sts.amazonaws.com"
 // Policy is what volumes may ask for. The zero value lets them read with the daemon's
 // credentials at its own endpoint, and with their own where their Secret says.
 type Policy struct {
+	// Sources are the values that authenticationSource may have; none means all. Without "driver"
+	// no volume reads what the daemon may read, but only what its own credentials allow.
+	Sources []string
 	// AllowEndpoints are the endpoints that a volume may name in its attributes.
 	AllowEndpoints []string
 	// AllowLocal lets Secrets name endpoints on this machine or its own link.
@@ -57,6 +62,11 @@ type Policy struct {
 }
 
 func (p Policy) validate() error {
+	for _, source := range p.Sources {
+		if !slices.Contains(sources, source) {
+			return &config.Error{What: fmt.Sprintf("%q is no source of credentials", source), Where: "--auth-sources", Do: "give some of " + strings.Join(sources, ",")}
+		}
+	}
 	for _, e := range p.AllowEndpoints {
 		if _, err := canonical(e); err != nil {
 			return &config.Error{What: err.Error(), Where: "--allow-endpoint", Do: "write it like https://s3.example.com"}
@@ -105,8 +115,14 @@ func (p Policy) admit(own, options, context, secrets map[string]string) (a acces
 	if given, ok := options["endpoint"]; ok && !p.allowed(given) {
 		return a, refused(codes.InvalidArgument, "volume attribute %q: %q is not one that the administrator allows (--allow-endpoint); an endpoint may also come from the volume's Secret, with its credentials", "endpoint", redact(given))
 	}
+	if source == "" {
+		source = authDriver
+	}
+	if len(p.Sources) > 0 && slices.Contains(sources, source) && !slices.Contains(p.Sources, source) {
+		return a, refused(codes.InvalidArgument, "%s: %s is not allowed here: the administrator allows %s", attrAuth, source, strings.Join(p.Sources, " and "))
+	}
 	switch source {
-	case "", authDriver:
+	case authDriver:
 		return access{}, nil
 	case authSecret:
 		return p.fromSecret(options, context, secrets)

@@ -181,6 +181,17 @@ func (v *volumes) stale(s *shared) (stale []published) {
 	return stale
 }
 
+// abandoned reports whether the kubelet has forgotten a volume: it unmounted and removed the directory by itself.
+func (v *volumes) abandoned(target string) bool {
+	all, err := v.host.table()
+	if err != nil {
+		return false
+	}
+	_, mounted := topmost(all, target)
+	_, err = os.Lstat(filepath.Dir(target))
+	return !mounted && errors.Is(err, fs.ErrNotExist)
+}
+
 func (v *volumes) mendVolume(ctx context.Context, s *shared, p published) {
 	key := keyOf(p.VolumeID, p.Target)
 	ctx, cancel := context.WithTimeout(ctx, evictPatience)
@@ -192,6 +203,11 @@ func (v *volumes) mendVolume(ctx context.Context, s *shared, p published) {
 	defer end()
 	if v.find(key) != s {
 		return // unpublished meanwhile
+	}
+	if v.abandoned(p.Target) {
+		v.log.Warn("csi: a volume went without an unpublish", "target", p.Target, "uri", s.URI)
+		v.leave(ctx, s, key)
+		return
 	}
 	if err := v.copyTo(s, p.Target); err != nil {
 		v.log.Warn("csi: a volume is not shown again", "target", p.Target, "uri", s.URI, "error", err)

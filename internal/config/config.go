@@ -142,6 +142,8 @@ type Config struct {
 	RegistrationPath string `name:"registration-path" scope:"csi"`
 	// Most volumes that a node has at a time: 1 to 1000.
 	MaxVolumes int `name:"max-volumes" scope:"csi"`
+	// Whose credentials volumes may read with, some of driver, secret and pod, separated by commas. Default: all.
+	AuthSources []string `name:"auth-sources" scope:"csi"`
 	// Endpoints that a volume may name in its attributes, separated by commas.
 	AllowEndpoints []string `name:"allow-endpoint" scope:"csi"`
 	// Let the Secret of a volume name an endpoint on this machine or its link, as metadata services of clouds are.

@@ -9,8 +9,10 @@ import (
 	"github.com/shardwell/shardwell/internal/control"
 )
 
-// releasePatience is how long a released mount is waited for: most are not in use.
-const releasePatience = 2 * time.Second
+const (
+	releasePatience = 2 * time.Second       // with a released mount: most are not in use
+	releasePoll     = 50 * time.Millisecond // for one that is being made
+)
 
 // Release implements control.Node.
 func (n *Node) Release(ctx context.Context, dir string) error {
@@ -18,16 +20,27 @@ func (n *Node) Release(ctx context.Context, dir string) error {
 }
 
 func (n *Node) releaseDir(ctx context.Context, dir string) error {
-	n.mounts.mu.Lock()
-	m, ok := n.mounts.byDir[dir]
-	n.mounts.mu.Unlock()
-	switch {
-	case !ok:
-		removeDead(dir)
-		return nil
-	case m == nil:
-		return fmt.Errorf("%s: is being mounted right now: try again", dir)
+	patience := time.After(releasePatience)
+	for {
+		m, ok := n.mounts.at(dir)
+		if !ok {
+			removeDead(dir)
+			return nil
+		}
+		if m != nil {
+			return n.releaseMount(ctx, m, dir, patience)
+		}
+		select {
+		case <-time.After(releasePoll): // whoever is making it may have been told to stop
+		case <-patience:
+			return fmt.Errorf("%s: is being mounted right now: try again", dir)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
+}
+
+func (n *Node) releaseMount(ctx context.Context, m *mount, dir string, patience <-chan time.Time) error {
 	defer n.mounts.forget(dir, m)
 	if m.attached(dir) {
 		if err := m.session.Unmount(true); err != nil {
@@ -36,10 +49,18 @@ func (n *Node) releaseDir(ctx context.Context, dir string) error {
 	}
 	select {
 	case <-m.ended:
-	case <-time.After(releasePatience): // somebody reads on
+	case <-patience: // somebody reads on
 	case <-ctx.Done():
 	}
 	return nil
+}
+
+// at returns what is mounted on a directory, nil while that is being made.
+func (m *mounts) at(dir string) (have *mount, ok bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	have, ok = m.byDir[dir]
+	return have, ok
 }
 
 // Usage implements control.Node.
@@ -52,9 +73,7 @@ func (n *Node) Usage(ctx context.Context, dir string) (u control.Usage, err erro
 }
 
 func (n *Node) usageOf(ctx context.Context, dir string) (u control.Usage, err error) {
-	n.mounts.mu.Lock()
-	m := n.mounts.byDir[dir]
-	n.mounts.mu.Unlock()
+	m, _ := n.mounts.at(dir)
 	if m == nil {
 		return u, fmt.Errorf("%s: nothing of this node is mounted there", dir)
 	}
