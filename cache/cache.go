@@ -84,6 +84,8 @@ type Config struct {
 	// readers; the rest is for blocks in transit, at least one. Default and
 	// maximum: half of the arena. Negative keeps none.
 	MemoryBlocks int
+	// Memory says what blocks are worth there, on a node without disks; nil: the least recently used goes.
+	Memory MemoryPolicy
 
 	// ReadBudget is how long a reader waits without a block before he gets an error. It is
 	// one budget, whoever is asked how often: each is told what is left of it.
@@ -195,6 +197,9 @@ func New(cfg Config) (*Cache, error) {
 	cfg.setDefaults()
 	c := &Cache{cfg: cfg, objects: make(map[chunk.ObjectID]*object)}
 	c.pages = newPages(cfg.Arena, cfg.MemoryBlocks, &c.stats.MemoryBlocks)
+	if cfg.Memory != nil && cfg.Disk == nil {
+		c.pages.keptMax, c.pages.admits = keptOf(c.pages.max), cfg.Memory.Admits
+	}
 	c.slots = newSlots(cfg.MaxFetches, cfg.MaxFetchesPerBucket, cfg.MaxPrefetches)
 	c.ahead.c, c.ahead.window = c, newWindow(cfg.MaxPrefetches, cfg.Geometry.ChunkBytes)
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())

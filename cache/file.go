@@ -116,10 +116,10 @@ func (f *File) Await(ctx context.Context, off int64, n int) error {
 	return err
 }
 
-// Holds reports whether the disk tier of this node has all blocks of a span.
+// Holds reports whether the disk tier of this node, or its memory where it has no disks, has all blocks of a span.
 func (f *File) Holds(s chunk.Span) bool {
 	for b := s.First; b != s.End(); b++ {
-		if !f.obj.onDisk(b) {
+		if !f.obj.onDisk(b) && (f.c.cfg.Disk != nil || !f.c.pages.has(pageKey{f.obj.id, b})) {
 			return false
 		}
 	}

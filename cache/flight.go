@@ -209,7 +209,7 @@ func (fl *flight) land(by *call, b chunk.Block, from Source, stored bool) *page 
 	var kept, borrowed *page
 	if !stored || fl.inSteps(i, b) {
 		promised := promises > 0 && !stored && !fl.awaited(i)
-		kept = ps.keep(fl.obj.id, b, promised)
+		kept = ps.keep(fl.obj, b, promised)
 		if promised {
 			promises--
 		}

@@ -107,5 +107,7 @@ func TestFullCachesCarryABroadcast(t *testing.T) {
 	dirs := mount(t, c, "s3://"+bucket+"/cast")
 	c.Origin.Reset()
 	must(t, readAll(dirs, "cast/", objects))
-	wantOrigin(t, c.Origin, size, "four full nodes restore at once")
+	// A stream of the origin that stands still is made anew, which costs a little on a busy machine. An
+	// owner that keeps nothing costs 1.4 copies and more.
+	wantOriginAtMost(t, c.Origin, size*11/10, "four full nodes restore at once")
 }

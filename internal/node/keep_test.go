@@ -218,6 +218,56 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestMemoryOnlyNodes has nodes without disks keep what is pinned, count what they hold, and hand it on.
+func TestMemoryOnlyNodes(t *testing.T) {
+	t.Parallel()
+	needMounts(t)
+	files := make(map[string][]byte)
+	for i := range 16 {
+		files[fmt.Sprintf("p/%02d", i)] = randomBytes(512<<10, uint64(i))
+	}
+	o := newOrigin(t, files)
+	nodes := startCluster(t, o.URL(), 3, func(_ int, cfg *config.Config) { cfg.CacheDirs = nil })
+	for i, n := range nodes {
+		share := n.cluster.ring.history.Current().OwnedShare(n.id)
+		if n.capacityHere() <= 0 || share < 0.3 || share > 0.37 {
+			t.Errorf("n%d has room for %d bytes and owns %.3f", i, n.capacityHere(), share)
+		}
+	}
+	if _, size, err := nodes[0].Pin(t.Context(), "s3://data/p", time.Hour); err != nil || size != 8<<20 {
+		t.Fatalf("pin: %d bytes, %v", size, err)
+	}
+	dir := mountpoint(t)
+	mustMount(t, nodes[2], "s3://data/", dir, nil)
+	if err := readAll(dir, files); err != nil {
+		t.Fatal(err)
+	}
+	status, err := nodes[0].shares(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, owned := under(status, objstore.Bucket{Origin: o.URL(), Name: "data"}, "p/"); owned == 0 || owned%(512<<10) != 0 {
+		t.Errorf("n0 counts %d bytes of what it owns", owned)
+	}
+	var last control.DrainProgress
+	if err := nodes[1].Drain(t.Context(), func(p control.DrainProgress) error { last = p; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if last.DoneBytes == 0 || last.FailedBytes != 0 {
+		t.Errorf("handed on %+v", last)
+	}
+	agree(t, nodes[0], nodes[2])
+	before := o.Counter.Bytes.Load()
+	other := mountpoint(t)
+	mustMount(t, nodes[0], "s3://data/", other, nil)
+	if err := readAll(other, files); err != nil {
+		t.Fatal(err)
+	}
+	if got := o.Counter.Bytes.Load() - before; got != 0 {
+		t.Errorf("after the drain the origin sent %d bytes", got)
+	}
+}
+
 // TestRingMoves has a new member get what it owns now, without anybody reading it.
 func TestRingMoves(t *testing.T) {
 	t.Parallel()

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/shardwell/shardwell/cache"
 	"github.com/shardwell/shardwell/cache/disk"
 	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/internal/control"
@@ -68,49 +69,57 @@ type mover struct {
 // errInterrupted ends a run because the ring has changed meanwhile.
 var errInterrupted = errors.New("the ring has changed")
 
-// run walks the disks and offers to their owners the chunks that this node owned before. It ends
+// run goes through the disks, or through memory where there are none, and offers to their owners the chunks that this node owned before. It ends
 // early when changed fires.
 func (m *mover) run(ctx context.Context, changed <-chan struct{}) error {
 	for _, counting := range []bool{true, false} {
 		if counting && m.tell == nil {
 			continue
 		}
-		for _, d := range m.n.disks.dirs {
-			err := d.Each(ctx, func(e disk.Entry) error {
-				select {
-				case <-changed:
-					m.interrupted = true
-					return errInterrupted
-				default:
-				}
-				return m.object(ctx, e, counting)
-			})
-			if errors.Is(err, errInterrupted) {
-				return nil
+		err := m.n.eachHeld(ctx, func(obj chunk.Object, id chunk.ObjectID) error {
+			select {
+			case <-changed:
+				m.interrupted = true
+				return errInterrupted
+			default:
 			}
-			if err != nil {
-				return err
-			}
+			return m.object(ctx, obj, id, counting)
+		})
+		if errors.Is(err, errInterrupted) {
+			return nil
+		}
+		if err != nil {
+			return err
 		}
 	}
 	m.report(true)
 	return nil
 }
 
+// eachHeld calls visit for each object of which this node holds something, until it returns an error.
+func (n *Node) eachHeld(ctx context.Context, visit func(chunk.Object, chunk.ObjectID) error) error {
+	for _, d := range n.disks.dirs {
+		if err := d.Each(ctx, func(e disk.Entry) error { return visit(e.Object, e.ID) }); err != nil {
+			return err
+		}
+	}
+	return n.cache.EachInMemory(func(m cache.InMemory) error { return visit(m.Object, m.ID) })
+}
+
 // object hands on what is here of one object.
-func (m *mover) object(ctx context.Context, e disk.Entry, counting bool) error {
+func (m *mover) object(ctx context.Context, obj chunk.Object, id chunk.ObjectID, counting bool) error {
 	g := m.n.geometry
 	byOwner := make(map[string][]uint32)
-	f, err := m.n.disks.Find(e.ID)
+	f, err := m.n.cache.Open(obj)
 	if err != nil {
-		return nil // gone meanwhile
+		return err
 	}
-	defer f.Release()
+	defer f.Close()
 	h := m.n.cluster.ring.history
-	for i := range g.Chunks(e.Object.Size) {
-		key := ring.KeyOf(e.ID, e.Object.Size, int64(m.n.cfg.PlaceWhole), i)
+	for i := range g.Chunks(obj.Size) {
+		key := ring.KeyOf(id, obj.Size, int64(m.n.cfg.PlaceWhole), i)
 		owner := h.Current().Owner(key)
-		if owner == nil || owner.ID == m.n.id || !f.HasAll(g.ChunkSpan(e.Object.Size, i)) {
+		if owner == nil || owner.ID == m.n.id || !f.Holds(g.ChunkSpan(obj.Size, i)) {
 			continue
 		}
 		if !slices.ContainsFunc(h.EarlierOwners(key, nil), func(o *ring.Member) bool { return o.ID == m.n.id }) {
@@ -121,10 +130,10 @@ func (m *mover) object(ctx context.Context, e disk.Entry, counting bool) error {
 	for owner, chunks := range byOwner {
 		for batch := range slices.Chunk(chunks, chunksAtOnce) {
 			if counting {
-				m.total += m.bytesOf(e.Object, batch)
+				m.total += m.bytesOf(obj, batch)
 				continue
 			}
-			if err := m.offer(ctx, owner, e.Object, batch); err != nil {
+			if err := m.offer(ctx, owner, obj, batch); err != nil {
 				return err
 			}
 		}
@@ -218,7 +227,7 @@ func (n *Node) take(ctx context.Context, obj chunk.Object, chunks []uint32) (tak
 // roomFor reports whether the directory of an object takes more of what this node owns.
 func (n *Node) roomFor(id chunk.ObjectID) bool {
 	if len(n.disks.dirs) == 0 {
-		return false
+		return n.cache.MemoryRoom()
 	}
 	owned, limit := n.disks.place(id).Capacity()
 	return owned+n.geometry.BlockBytes <= limit

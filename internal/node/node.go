@@ -97,7 +97,7 @@ func New(cfg config.Config, log *slog.Logger) (_ *Node, err error) {
 	if n.disks, err = openDisks(cfg, n.policy, log); err != nil {
 		return nil, err
 	}
-	n.uses = newDatasets(log, n.disks, n.disks.judged)
+	n.uses = newDatasets(log, n.disks, n.judged)
 	n.policy.datasets = n.uses
 	n.policy.held.open(log, n.disks, time.Now())
 	if n.id = n.disks.nodeID(); n.id == "" {
@@ -131,6 +131,14 @@ func New(cfg config.Config, log *slog.Logger) (_ *Node, err error) {
 	return n, nil
 }
 
+// judged says that worths of datasets have changed.
+func (n *Node) judged() {
+	n.disks.judged()
+	if n.cache != nil { // none while the node is being made
+		n.cache.Judged()
+	}
+}
+
 // joinLayers makes the read path and the names on top of disks, cluster and origins.
 func (n *Node) joinLayers() (err error) {
 	n.names, err = meta.New(meta.Config{Peers: n.cluster.peers, Origins: n.origins, Replaced: n.replaced, QueryBudget: time.Duration(n.cfg.OriginTimeout), Logger: n.log})
@@ -143,6 +151,7 @@ func (n *Node) joinLayers() (err error) {
 		Geometry:   n.geometry,
 		Disk:       n.disks.tier(),
 		Arena:      n.arena,
+		Memory:     n.policy,
 		Peers:      peer.NewTurns(n.cluster.peers, peer.DefaultMaxStreams),
 		Origin:     &cache.OriginFetcher{Geometry: n.geometry, Origins: n.origins, Arena: n.arena},
 		Owned:      func(r chunk.Request) bool { return n.cluster.peers.Owned(r) || n.cluster.peers.Represents(r) },

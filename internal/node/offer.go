@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/shardwell/shardwell/cache"
 	"github.com/shardwell/shardwell/cache/disk"
 )
 
@@ -95,8 +96,12 @@ func (n *Node) keepOffering(ctx context.Context) error {
 	}
 }
 
-// capacityHere is how many bytes this node keeps of what it owns: on the disks that work.
+// capacityHere is how many bytes this node keeps of what it owns: on the disks that work, or in memory
+// where it has none.
 func (n *Node) capacityHere() (sum int64) {
+	if len(n.disks.dirs) == 0 {
+		return int64(cache.KeptBlocks(n.arena)) * n.geometry.BlockBytes
+	}
 	for _, d := range n.disks.dirs {
 		if d.State() != disk.Down {
 			_, limit := d.Capacity()

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/shardwell/shardwell/cache"
 	"github.com/shardwell/shardwell/cache/disk"
 	"github.com/shardwell/shardwell/peer/ring"
 )
@@ -78,6 +79,10 @@ func (n *Node) walkDisks(ctx context.Context, done chan<- struct{}) {
 			n.log.Warn("count what is cached", "directory", d.Path(), "error", err)
 		}
 	}
+	_ = n.cache.EachInMemory(func(m cache.InMemory) error { // of a node without disks
+		t.add(m.Object, n.bytesOf(m, func(uint32) bool { return true }), n.bytesOf(m, func(b uint32) bool { return n.policy.Owns(m.Object, m.ID, b) }))
+		return nil
+	})
 	u := &n.usage
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -87,6 +92,16 @@ func (n *Node) walkDisks(ctx context.Context, done chan<- struct{}) {
 	}
 	u.walk = nil
 	close(done)
+}
+
+// bytesOf adds up those blocks in memory that count.
+func (n *Node) bytesOf(m cache.InMemory, counts func(block uint32) bool) (sum int64) {
+	for _, b := range m.Blocks {
+		if counts(b) {
+			sum += int64(n.geometry.BlockLen(m.Object.Size, b))
+		}
+	}
+	return sum
 }
 
 // ownedBytes returns how many of the local bytes of an object belong here: all or
