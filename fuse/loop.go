@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
@@ -358,30 +357,6 @@ func (s *Session) declinePoll() {
 		s.log.Debug("file system: poll not declined", "error", err)
 	}
 }
-
-// withoutFiles runs f, which uses our own mount, on a thread that holds no descriptors but
-// the standard ones. A thread that waits for an answer outlives SIGKILL. If it shared
-// the descriptors of the process, they would outlive it too: nobody would ever
-// answer, and the mount would hang for good; with a keeper, that would not learn that
-// the process is gone. The caller's goroutine ends soon after,
-// and the thread with it: the main thread would not, and would keep its copies of all
-// descriptors, locks and unlinked files among them, as long as the process lives.
-func withoutFiles(f func() error) error {
-	runtime.LockOSThread() // for ever
-	if unix.Gettid() == unix.Getpid() {
-		defer runtime.UnlockOSThread()
-		done := make(chan error)
-		go func() { done <- withoutFiles(f) }() // on another thread: this one is taken
-		return <-done
-	}
-	if err := unix.CloseRange(firstOwnFile, math.MaxUint32, unix.CLOSE_RANGE_UNSHARE); err != nil {
-		return fmt.Errorf("go without descriptors: %w", err)
-	}
-	return f()
-}
-
-// firstOwnFile is the first descriptor that is not a standard one.
-const firstOwnFile = 3
 
 // initReply makes the reply to INIT. Reads may be of 1 MiB, which go-fuse allows
 // only together with writes of that size, and so with requests of that size.
