@@ -281,7 +281,13 @@ func (f *File) now(off, n int64) {
 	}
 }
 
-// abandon ends what was fetched ahead of readers who have all gone, but what a peer waits for.
+// nearlyDone is the part of a chunk, one in so many, that a fetch may lack and yet go on when its readers have
+// gone: to end it would cost the connection and what is on its way, and a reader of a tar closes it at its end
+// marker, a little before the end of the file.
+const nearlyDone = 8
+
+// abandon ends what was fetched ahead of readers who have all gone, but what a peer waits for or
+// is nearly here.
 func (o *object) abandon() {
 	o.mu.Lock()
 	flights := make([]*flight, 0, len(o.flights))
@@ -292,7 +298,8 @@ func (o *object) abandon() {
 	for _, fl := range flights {
 		fl.mu.Lock()
 		for _, c := range fl.calls {
-			if c.detached && !c.dead && o.files.Load() == 0 && !fl.wanted(c) {
+			few := c.left.count() <= int(o.c.cfg.Geometry.BlocksPerChunk())/nearlyDone
+			if c.detached && !c.dead && !few && o.files.Load() == 0 && !fl.wanted(c) {
 				o.c.stats.Abandoned.Add(1)
 				c.stop(errAbandoned)
 			}

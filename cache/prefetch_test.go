@@ -290,3 +290,26 @@ func TestShardsThatWereReadAreSpent(t *testing.T) {
 		}
 	})
 }
+
+// The end of a file that is on its way when its reader closes it comes all the same.
+func TestPrefetchOfAnEndIsFinished(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 16, nil)
+		defer r.shut(t)
+		obj, data := r.put("k", chunkBytes+100)
+		f := r.open(t, obj)
+		wantRead(t, f, data, 0, chunkBytes)
+		gate := r.origin.Hold(objstore.OpGet)
+		f.Prefetch(chunkBytes, 100)
+		synctest.Wait()
+		f.Close()
+		synctest.Wait()
+		gate.Open()
+		synctest.Wait()
+		f = r.open(t, obj)
+		defer f.Close()
+		if got := f.CachedBytes(); got != obj.Size {
+			t.Errorf("cached %d of %d bytes", got, obj.Size)
+		}
+	})
+}
