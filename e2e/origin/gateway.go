@@ -3,6 +3,7 @@ package origin
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -28,11 +29,18 @@ func (o *Origin) startGateway() error {
 			return fmt.Errorf("origin: %w", err)
 		}
 	}
+	args := []string{o.opts.Bin, "--port", o.storeAddr(), "--region", Region, "--keep-alive", "--quiet", "--health", "/health"}
+	if len(o.opts.Users) > 0 {
+		users, err := o.writeUsers()
+		if err != nil {
+			return err
+		}
+		args = append(args, "--iam-dir", users)
+	}
 	p, err := o.Host.Start(cage.Command{
 		Name: "versitygw",
-		Args: []string{o.opts.Bin, "--port", o.storeAddr(), "--region", Region, "--keep-alive", "--quiet",
-			"--health", "/health", "posix", filepath.Join(o.dir, "posix")},
-		Env: []string{"ROOT_ACCESS_KEY=" + o.AccessKey, "ROOT_SECRET_KEY=" + o.SecretKey},
+		Args: append(args, "posix", filepath.Join(o.dir, "posix")),
+		Env:  []string{"ROOT_ACCESS_KEY=" + o.AccessKey, "ROOT_SECRET_KEY=" + o.SecretKey},
 	})
 	if err != nil {
 		return err
@@ -53,6 +61,40 @@ func (o *Origin) startGateway() error {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
+}
+
+// writeUsers writes the accounts down in versitygw's own form, and returns their directory.
+func (o *Origin) writeUsers() (string, error) {
+	type account struct {
+		Access string `json:"access"`
+		Secret string `json:"secret"`
+		Role   string `json:"role"`
+	}
+	all := make(map[string]account)
+	for access, secret := range o.opts.Users {
+		all[access] = account{access, secret, "user"}
+	}
+	text, err := json.Marshal(map[string]any{"accessAccounts": all})
+	if err != nil {
+		return "", fmt.Errorf("origin: accounts: %w", err)
+	}
+	dir := filepath.Join(o.dir, "users")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", fmt.Errorf("origin: accounts: %w", err)
+	}
+	return dir, os.WriteFile(filepath.Join(dir, "users.json"), text, 0o600)
+}
+
+// SetPolicy replaces the policy of a bucket, in the words of S3.
+func (o *Origin) SetPolicy(ctx context.Context, bucket, policy string) error {
+	c, err := o.Client()
+	if err != nil {
+		return err
+	}
+	if err := c.SetBucketPolicy(ctx, bucket, policy); err != nil {
+		return fmt.Errorf("origin: policy of %s: %w", bucket, err)
+	}
+	return nil
 }
 
 // Client returns a client that writes to versitygw past the counter.

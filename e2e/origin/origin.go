@@ -33,6 +33,10 @@ type Options struct {
 	Store  http.Handler  // what answers; nil runs versitygw
 	Bin    string        // versitygw's binary, when Store is nil
 	OneWay time.Duration // added to each direction; half of a round trip
+
+	// Users are accounts of versitygw beside the owner of the buckets: secret keys by access
+	// key. They may do what the policy of a bucket says, see SetPolicy.
+	Users map[string]string
 }
 
 // Origin is a running object store in a host of its own.
