@@ -19,7 +19,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -63,11 +62,12 @@ type Driver struct {
 	cfg     Config
 	log     *slog.Logger
 	socket  string
-	volumes *volumes
+	host    *kernel
+	volumes *volumes // set by Run before anybody can ask
 }
 
-// New prepares a driver: it takes over what an earlier one left. Errors are in words
-// meant for the user; those of type *[config.Error] are about cfg.
+// New prepares a driver. Errors are in words meant for the user; those of type
+// *[config.Error] are about cfg.
 func New(cfg Config) (*Driver, error) {
 	if cfg.KubeletDir == "" {
 		cfg.KubeletDir = DefaultKubeletDir
@@ -97,19 +97,25 @@ func New(cfg Config) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg.Policy.caDir = filepath.Join(host.root, "plugins", DriverName, "ca")
-	v, err := openVolumes(volumesConfig{
-		daemon: cfg.Daemon, host: host, log: cfg.Logger, maxVolumes: cfg.MaxVolumes,
-		root: host.root, dir: filepath.Join(host.root, "plugins", DriverName),
-	})
-	if err != nil {
-		return nil, err
-	}
-	return &Driver{cfg: cfg, log: cfg.Logger, socket: socket, volumes: v}, nil
+	return &Driver{cfg: cfg, log: cfg.Logger, socket: socket, host: host}, nil
 }
 
-// Run serves until ctx ends (nil) or a part fails. Volumes stay as they are.
+// Run takes over what an earlier driver left, and serves until ctx ends (nil) or a part fails. Volumes stay
+// as they are then. Errors are in words meant for the user.
 func (d *Driver) Run(ctx context.Context) error {
+	dir := filepath.Join(d.host.root, "plugins", DriverName)
+	unlock, err := lockDir(ctx, dir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	d.cfg.Policy.caDir = filepath.Join(dir, "ca")
+	d.volumes, err = openVolumes(volumesConfig{
+		daemon: d.cfg.Daemon, host: d.host, log: d.log, maxVolumes: d.cfg.MaxVolumes, root: d.host.root, dir: dir,
+	})
+	if err != nil {
+		return err
+	}
 	l, err := listen(d.socket)
 	if err != nil {
 		return err
@@ -153,28 +159,4 @@ func serveGRPC(ctx context.Context, g *grpc.Server, l net.Listener) error {
 	cut.Stop()
 	<-served
 	return nil
-}
-
-// listen makes a unix socket that only root may use, in place of one that a driver before left.
-func listen(path string) (net.Listener, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
-		return nil, fmt.Errorf("socket %s: %w", path, err)
-	}
-	if st, err := os.Lstat(path); err == nil {
-		if st.Mode().Type() != os.ModeSocket {
-			return nil, fmt.Errorf("socket %s: something else has this name: remove it, or give another --endpoint", path)
-		}
-		if err := os.Remove(path); err != nil {
-			return nil, fmt.Errorf("socket %s: %w", path, err)
-		}
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		return nil, fmt.Errorf("socket %s: %w", path, errors.Unwrap(err))
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		_ = l.Close()
-		return nil, fmt.Errorf("socket %s: %w", path, err)
-	}
-	return l, nil
 }

@@ -2,17 +2,13 @@ package csi
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"google.golang.org/grpc"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
-
-	"github.com/shardwell/shardwell/internal/config"
 )
 
 // registration is what the kubelet is told of the driver.
@@ -52,22 +48,6 @@ func (r *registrar) NotifyRegistrationStatus(_ context.Context, s *registerapi.R
 		r.log.Error("csi: the kubelet does not take the driver", "error", s.GetError())
 	}
 	return &registerapi.RegistrationStatusResponse{}, nil
-}
-
-// socketPath returns the path in an endpoint: unix:///PATH, or the path alone.
-func socketPath(endpoint string) (string, error) {
-	path := endpoint
-	if strings.HasPrefix(endpoint, "unix:") {
-		path = ""
-		if u, err := url.Parse(endpoint); err == nil {
-			path = u.Path
-		}
-	}
-	const maxSocketBytes = 107 // sun_path of Linux
-	if !filepath.IsAbs(path) || len(path) > maxSocketBytes {
-		return "", &config.Error{What: fmt.Sprintf("%q is no Unix socket", endpoint), Where: "--endpoint", Do: fmt.Sprintf("write it like unix:///csi/csi.sock, at most %d bytes", maxSocketBytes)}
-	}
-	return path, nil
 }
 
 // Hostname is the default of Config.NodeID: the kubelet names a node so when it is not told otherwise.

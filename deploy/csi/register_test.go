@@ -65,3 +65,25 @@ func TestRegistration(t *testing.T) {
 		t.Errorf("log: %s", log)
 	}
 }
+
+// A second driver waits for the first to end, and neither takes the other's socket away.
+func TestOneDriverAtATime(t *testing.T) {
+	m := &machine{t: t, kubelet: t.TempDir(), log: &lines{}}
+	socket := filepath.Join(t.TempDir(), "csi.sock")
+	change := func(c *Config) { c.Endpoint, c.Daemon = socket, &absentDaemon{version: "v1"} }
+	_, stop := m.driver(change)
+	probe := func() {
+		t.Helper()
+		if _, err := csi.NewIdentityClient(dial(t, socket)).Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
+			t.Error(err)
+		}
+	}
+	probe()
+	_, stopSecond := m.driver(change)
+	stop()
+	probe()
+	stopSecond()
+	if _, err := os.Lstat(socket); err == nil {
+		t.Error("the socket stays behind")
+	}
+}
