@@ -22,6 +22,9 @@ var (
 	readBytes       = desc("read_bytes_total", "Bytes that readers of this node got through the daemon, by where they came from.", "source")
 	readOps         = desc("read_ops_total", "Parts of reads, one for each block they touch, by where the bytes came from.", "source")
 	originRequests  = desc("origin_requests_total", "Requests to the origin by operation and outcome.", "op", "code")
+	originGranted   = desc("origin_granted_requests_total", "Of the requests to the origin, those on the strength of a grant of another node, by operation and outcome.", "op", "code")
+	grantsGiven     = desc("grants_given_total", "Requests to the origin that this node signed for another one to make.")
+	refusalsPassed  = desc("fetch_refusals_total", "Fetches of blocks that went on for others who waited when the origin had refused one.")
 	originBytes     = desc("origin_bytes_total", "Bytes of objects that came from the origin into this node.")
 	peerSent        = desc("peer_sent_bytes_total", "Bytes of blocks sent to other nodes.")
 	peerReceived    = desc("peer_received_bytes_total", "Bytes of blocks received from other nodes and checked.")
@@ -95,6 +98,7 @@ func (c collector) reads(m sender) {
 	}
 	m.count(retries, s.Retries.Load())
 	m.count(failures, s.Failures.Load())
+	m.count(refusalsPassed, s.Refusals.Load())
 	m.count(corrupt, s.CorruptBlocks.Load(), "read")
 	m.gauge(cacheBytes, s.MemoryBlocks.Load()*c.n.geometry.BlockBytes, "memory")
 }
@@ -104,6 +108,7 @@ func (c collector) origin(m sender) {
 	for op := range objstore.NumOps {
 		for class := range objstore.NumClasses {
 			m.count(originRequests, s.Requests[op][class].Load(), op.String(), class.String())
+			m.count(originGranted, c.n.origins.lent.Requests[op][class].Load(), op.String(), class.String())
 		}
 	}
 	m.count(originBytes, s.Bytes.Load())
@@ -117,6 +122,7 @@ func (c collector) peers(m sender) {
 	m.count(peerRedirects, s.RedirectsGiven.Load(), "given")
 	m.count(peerRedirects, s.RedirectsFollowed.Load(), "followed")
 	m.count(breakerOpens, s.BreakerOpens.Load())
+	m.count(grantsGiven, s.GrantsGiven.Load())
 	m.count(corrupt, t.CorruptBlocks.Load(), "arrival")
 	seeds := c.n.cluster.group.Seeds()
 	m.gauge(seedCount, int64(seeds.Asked), "asked")

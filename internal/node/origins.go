@@ -33,6 +33,7 @@ type origins struct {
 	cfg   config.Config
 	log   *slog.Logger
 	stats objstore.Stats
+	lent  objstore.Stats                    // of these, requests by grants of others
 	limit *objstore.Limit                   // of requests; one for all buckets
 	pace  func(origin string) objstore.Pace // of bytes; nil: none
 
@@ -97,7 +98,7 @@ func (o *origins) OpenAs(ctx context.Context, b objstore.Bucket, a chunk.Access)
 	if !ok {
 		return nil, fmt.Errorf("open bucket %s: takes no grants: %w", b.Name, objstore.ErrInvalid)
 	}
-	return o.wrapped(by.Granted(a.Grant), b), nil
+	return o.wrapped(objstore.NewCount(by.Granted(a.Grant), &o.lent), b), nil
 }
 
 // presigner returns what signs for an identity that this node has credentials of.
