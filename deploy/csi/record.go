@@ -8,9 +8,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
+
+	"github.com/shardwell/shardwell/fuse"
 )
 
 // maxRecordBytes bounds a record: a thousand volumes of one mount fit.
@@ -33,6 +34,8 @@ type published struct {
 	Target      string `json:"target"`
 	Fingerprint string `json:"fingerprint"`
 	Identity    string `json:"identity"` // of the credentials that it came with last
+
+	shown bool // not while it is published for the first time
 }
 
 // openVolumes takes over what an earlier driver left: volumes that are still shown stay,
@@ -61,7 +64,10 @@ func openVolumes(cfg volumesConfig) (*volumes, error) {
 		for key, p := range r.Volumes {
 			if at, mounted := topmost(all, p.Target); !mounted || !at.Ours() || key != keyOf(p.VolumeID, p.Target) {
 				delete(r.Volumes, key)
+				continue
 			}
+			p.shown = true
+			r.Volumes[key] = p
 		}
 		if len(r.Volumes) == 0 {
 			_ = os.Remove(path)
@@ -145,36 +151,58 @@ func (v *volumes) Run(ctx context.Context) error {
 	}
 }
 
-// mend has mounts served again that are dead, and shows them to volumes that show a dead one.
+// mend has mounts served again that are dead, and shows them to volumes that show a dead one. It reads the
+// mount table once for all that is well.
 func (v *volumes) mend(ctx context.Context) {
+	tops, err := v.tops()
+	if err != nil {
+		v.log.Warn("csi: look at what is mounted", "error", err)
+		return
+	}
 	for _, s := range v.inUse() {
 		if ctx.Err() != nil {
 			return
 		}
-		if !v.served(s) {
-			if err := v.serve(ctx, s, nil); err != nil {
-				v.log.Warn("csi: a mount has ended and is not served again yet", "uri", s.URI, "error", err)
-				continue
-			}
-		}
-		for _, p := range v.stale(s) {
-			v.mendVolume(ctx, s, p)
+		under, ok := tops[s.dir]
+		dead := ok && !v.host.alive(s.dir)
+		if dead || len(v.stale(s, tops, under)) > 0 {
+			v.mendMount(ctx, s)
 		}
 	}
 }
 
-// stale returns the volumes of a mount that show another one, or nothing.
-func (v *volumes) stale(s *shared) (stale []published) {
-	all, err := v.host.table()
+func (v *volumes) mendMount(ctx context.Context, s *shared) {
+	if !v.served(s) {
+		if err := v.serve(ctx, s, nil); err != nil {
+			v.log.Warn("csi: a mount has ended and is not served again yet", "uri", s.URI, "error", err)
+			return
+		}
+	}
+	tops, err := v.tops()
 	if err != nil {
-		return nil
+		return // next time
 	}
-	under, ok := topmost(all, s.dir)
-	if !ok {
-		return nil
+	for _, p := range v.stale(s, tops, tops[s.dir]) {
+		v.mendVolume(ctx, s, p)
 	}
-	for _, p := range v.volumesOf(s) {
-		if at, mounted := topmost(all, p.Target); !mounted || at.Device != under.Device {
+}
+
+// tops returns the topmost mount of each directory.
+func (v *volumes) tops() (map[string]fuse.MountEntry, error) {
+	all, err := v.host.table()
+	tops := make(map[string]fuse.MountEntry, len(all))
+	for _, e := range all {
+		tops[e.Dir] = e
+	}
+	return tops, err
+}
+
+// stale returns the volumes of a mount that show another one, or nothing.
+func (v *volumes) stale(s *shared, tops map[string]fuse.MountEntry, under fuse.MountEntry) (stale []published) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, p := range s.Volumes {
+		if at, mounted := tops[p.Target]; p.shown && (!mounted || at.Device != under.Device) {
 			stale = append(stale, p)
 		}
 	}
@@ -224,17 +252,9 @@ func (v *volumes) inUse() (all []*shared) {
 	return all
 }
 
-func (v *volumes) volumesOf(s *shared) (all []published) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	for _, p := range s.Volumes {
-		all = append(all, p)
-	}
-	return all
-}
-
 // sweep takes mounts, records and certificates away that belong to no volume.
 func (v *volumes) sweep(ctx context.Context) {
+	used := v.used()
 	for _, d := range []string{"mounts", "volumes", "ca"} {
 		entries, err := os.ReadDir(filepath.Join(v.dir, d))
 		if err != nil {
@@ -243,7 +263,7 @@ func (v *volumes) sweep(ctx context.Context) {
 		}
 		for _, e := range entries {
 			path := filepath.Join(v.dir, d, e.Name())
-			if v.uses(path) {
+			if used[strings.TrimSuffix(path, ".tmp")] || v.uses(path) { // made since then, perhaps
 				continue
 			}
 			if d != "mounts" {
@@ -258,13 +278,15 @@ func (v *volumes) sweep(ctx context.Context) {
 }
 
 // uses reports whether a mount, record or file of certificates belongs to a volume.
-func (v *volumes) uses(path string) bool {
+func (v *volumes) uses(path string) bool { return v.used()[strings.TrimSuffix(path, ".tmp")] }
+
+// used returns the paths of mounts, records and certificates that belong to volumes.
+func (v *volumes) used() map[string]bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	used := make(map[string]bool, 3*len(v.shared))
 	for _, s := range v.shared {
-		if slices.Contains([]string{s.dir, v.recordPath(s.Name), s.Options["caFile"]}, strings.TrimSuffix(path, ".tmp")) {
-			return true
-		}
+		used[s.dir], used[v.recordPath(s.Name)], used[s.Options["caFile"]] = true, true, true
 	}
-	return false
+	return used
 }

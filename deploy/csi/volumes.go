@@ -97,6 +97,7 @@ func (v *volumes) publish(ctx context.Context, w wish) error {
 	err = v.show(ctx, s, w)
 	switch {
 	case err == nil:
+		v.shown(s, w.key())
 		v.save(s)
 		if !existing {
 			v.log.Info("csi: volume published", "volume", w.volumeID, "target", w.target, "uri", s.URI, "mount", s.Name)
@@ -107,6 +108,15 @@ func (v *volumes) publish(ctx context.Context, w wish) error {
 	}
 	v.leave(context.WithoutCancel(ctx), s, w.key())
 	return toStatus(err)
+}
+
+// shown notes that a volume is where it should be, and is to stay there.
+func (v *volumes) shown(s *shared, key string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	p := s.Volumes[key]
+	p.shown = true
+	s.Volumes[key] = p
 }
 
 // join finds the mount that a volume shares, or reserves a new one. existing says that
