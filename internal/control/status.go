@@ -60,6 +60,8 @@ type Refusal struct {
 type Mount struct {
 	URI string `json:"uri"`
 	Dir string `json:"dir"`
+	// Identity names the credentials of the mount and tells nothing of them; "" are the node's own.
+	Identity string `json:"identity,omitempty"`
 }
 
 // Dataset is what a URI stands for, as far as it was listed.

@@ -210,6 +210,9 @@ func TestCredentialsAreReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer open.close()
+	if st, err := w.nodes[0].Status(t.Context()); err != nil || len(st.Mounts) != 1 || !strings.HasPrefix(st.Mounts[0].Identity, "keys-") {
+		t.Errorf("status: %+v, %v", st.Mounts, err)
+	}
 	w.Drop("one")
 	req := control.MountRequest{URI: "s3://data/", Dir: dir, Credentials: keysOf("two")}
 	if reply, err := w.nodes[0].Mount(t.Context(), req); err != nil || !reply.Existing {

@@ -51,7 +51,7 @@ func (n *Node) status(ctx context.Context) (_ control.Status, err error) {
 	}
 	mounts := n.mounts.all()
 	for _, m := range mounts {
-		st.Mounts = append(st.Mounts, control.Mount{URI: m.uri, Dir: m.session.Dir()})
+		st.Mounts = append(st.Mounts, control.Mount{URI: m.uri, Dir: m.session.Dir(), Identity: string(m.who.identity())})
 		st.SkippedTotal += m.session.Stats().Skipped.Load()
 		for _, k := range m.session.SkippedKeys() {
 			if len(st.SkippedKeys) < maxStatusSkipped {
