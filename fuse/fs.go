@@ -38,7 +38,7 @@ func (f *rawFS) Lookup(_ <-chan struct{}, h *gofuse.InHeader, name string, out *
 	if r.answer != nil {
 		a = *r.answer
 	} else if a, err = s.lookupOnce(r.ctx, d, name, h); err != nil {
-		return s.fail(err, "look up", d.Prefix+name)
+		return s.fail(err, "look up", s.dirName(d)+name)
 	}
 	if a.absent {
 		if a.holds <= 0 || !s.epochs.Load() { // which alone make the kernel forget that there is none

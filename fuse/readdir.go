@@ -133,7 +133,7 @@ func (s *Session) fillAny(ctx context.Context, d *snapshot.Dir, index *uint32, a
 	return full, end, nil
 }
 
-// dirName is how a person would name a directory.
+// dirName is how a person would name a directory, with a slash at the end but for the root.
 func (s *Session) dirName(d *snapshot.Dir) string {
 	if d.Aside {
 		if p, err := s.tarPlace(d); err == nil {

@@ -55,10 +55,10 @@ type tarPlace struct {
 // inside reports whether a directory is of one tar.
 func (p tarPlace) inside() bool { return p.root != nil }
 
-// name is how a person would name a directory of the view.
+// name is how a person would name a directory of the view, with a slash at the end.
 func (p tarPlace) name(d *snapshot.Dir) string {
 	if !p.inside() {
-		return p.keys.Prefix + tarViewName
+		return p.keys.Prefix + tarViewName + "/"
 	}
 	return p.keys.Prefix + tarViewName + "/" + path.Base(p.tar.Key) + "/" + p.within(d)
 }

@@ -91,6 +91,7 @@ type node struct {
 	end    func()
 	flying sync.WaitGroup
 	fill   bool // reads as one who brings the whole object to itself
+	tar    TarIndexFunc
 
 	mu       sync.Mutex
 	have     map[uint32][]byte  // guarded by mu
@@ -380,8 +381,9 @@ func (c *cluster) start(id string) *node {
 	n.peers = peers
 	srv, err := NewServer(ServerConfig{Self: id, Geometry: small, Lender: n, Names: n, Members: c.members, Stats: peers.Stats(),
 		Transfer: stats, Verifier: transfer.NewVerifier(c.signer), Logger: logger,
-		Forget: func(context.Context, objstore.Bucket, string) (int, error) { return 3, nil },
-		Status: func(context.Context) ([]byte, error) { return []byte(`{"node":"` + id + `"}`), nil }})
+		TarIndex: func(ctx context.Context, obj chunk.Object) ([]byte, error) { return n.tar(ctx, obj) },
+		Forget:   func(context.Context, objstore.Bucket, string) (int, error) { return 3, nil },
+		Status:   func(context.Context) ([]byte, error) { return []byte(`{"node":"` + id + `"}`), nil }})
 	if err != nil {
 		c.t.Fatal(err)
 	}

@@ -65,6 +65,7 @@ var groups = []struct {
 	{"randomReads", (*bench).randomReads},
 	{"preadParallel", (*bench).preadParallel},
 	{"pods", (*bench).pods},
+	{"tars", (*bench).tars},
 }
 
 func main() {
