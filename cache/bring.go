@@ -18,6 +18,14 @@ func (f *File) Bring(ctx context.Context, index uint32, fill bool) error {
 	return nil
 }
 
+// Forget drops what memory holds of an object, but what somebody is reading. The tier is not touched.
+func (c *Cache) Forget(obj chunk.Object) {
+	id := obj.ID()
+	for b := range c.cfg.Geometry.Blocks(obj.Size) {
+		c.pages.drop(pageKey{id, b})
+	}
+}
+
 // settle puts those blocks of a chunk into the tier that are in memory only: it did not take them
 // when they came.
 func (o *object) settle(index uint32) {

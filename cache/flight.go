@@ -265,7 +265,7 @@ func (fl *flight) awaited(i uint32) bool {
 func (fl *flight) inSteps(i uint32, b chunk.Block) bool {
 	start := int64(b.Index) * fl.obj.c.cfg.Geometry.BlockBytes
 	for _, w := range fl.waiters {
-		if !w.peer && w.missing.has(i) && (w.off > start || w.off+int64(w.n) < start+int64(len(b.Data))) {
+		if !w.peer && !w.fills && w.missing.has(i) && (w.off > start || w.off+int64(w.n) < start+int64(len(b.Data))) {
 			return true
 		}
 	}

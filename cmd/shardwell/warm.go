@@ -140,7 +140,7 @@ func (o *warmOptions) quantities(pinned bool) error {
 	if pinned {
 		var d config.Duration
 		if err := d.UnmarshalText([]byte(o.pin)); err != nil && o.pin != "0" {
-			return usagef("--pin: %v", err)
+			return usagef("--pin: %q %v", o.pin, err)
 		}
 		if time.Duration(d) < 0 {
 			return usagef("--pin: %v is negative", d)
@@ -150,7 +150,7 @@ func (o *warmOptions) quantities(pinned bool) error {
 	if o.rate != "" {
 		var b config.Bytes
 		if err := b.UnmarshalText([]byte(o.rate)); err != nil {
-			return usagef("--max-origin-rate: %v", err)
+			return usagef("--max-origin-rate: %q %v", o.rate, err)
 		}
 		if o.spec.OriginRate = int64(b); b <= 0 {
 			return usagef("--max-origin-rate: %q is no rate: leave it out for none", o.rate)

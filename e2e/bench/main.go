@@ -53,6 +53,7 @@ var groups = []struct {
 	{"unshaped", (*bench).unshaped},
 	{"once", (*bench).once},
 	{"names", (*bench).names},
+	{"warmup", (*bench).warmup},
 	{"million", (*bench).million},
 	{"readers", (*bench).readers},
 	{"epochs", (*bench).epochs},

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/shardwell/shardwell/objstore"
 	"github.com/shardwell/shardwell/warm"
 )
 
@@ -429,5 +428,5 @@ func (j *jobs) give(ctx context.Context, member string, rec warm.Record) (out wa
 
 // errNoJob says that nobody knows of a job.
 func errNoJob(id string) error {
-	return told{fmt.Sprintf("no warm-up %q is known: see `shardwell warm --list`", id), objstore.ErrNotExist}
+	return fmt.Errorf("no warm-up %q is known: see `shardwell warm --list`", id)
 }

@@ -60,6 +60,9 @@ func (n *Node) StartWarm(ctx context.Context, req control.WarmRequest) (rec warm
 		if err := n.waitJoined(ctx); err != nil {
 			return err
 		}
+		if _, err := (&survey{n: n, spec: req.Spec}).members(); err != nil {
+			return err
+		}
 		rec, joined, err = n.jobs.request(ctx, req.Spec, req.List)
 		return err
 	})

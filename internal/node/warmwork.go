@@ -27,6 +27,8 @@ const (
 	bringAtOnce   = 16                     // chunks, unless the caller says otherwise
 	fillAtOnce    = 6                      // the same where every node brings all: narrow, so that they pass on to each other
 	maxBringing   = 256                    // chunks at once
+	minBringing   = 2                      // likewise, however small the budget
+	slowSeconds   = 4                      // that a chunk may take of a node's part of the budget
 	roomTries     = 4                      // of a chunk that the disk does not take: what is worth less may be about to go
 	roomPause     = 150 * time.Millisecond // after the first, doubling
 	fullFor       = time.Second            // between attempts while there is no room
@@ -92,7 +94,7 @@ func (w worker) Bring(ctx context.Context, b peer.Bring, tell func(peer.Brought)
 				br.b.AtOnce = fillAtOnce
 			}
 		}
-		br.b.AtOnce = min(br.b.AtOnce, maxBringing)
+		br.b.AtOnce = w.n.affordable(min(br.b.AtOnce, maxBringing))
 		if b.MaxRate > 0 {
 			br.rate = rate.NewLimiter(rate.Limit(b.MaxRate), int(w.n.geometry.ChunkBytes))
 			br.rate.AllowN(time.Now(), int(w.n.geometry.ChunkBytes)) // begins empty
@@ -110,6 +112,16 @@ func (w worker) Bring(ctx context.Context, b peer.Bring, tell func(peer.Brought)
 		<-done
 		return err
 	})
+}
+
+// affordable returns how many chunks this node is to fetch at once, of so many: with a budget for the origin no
+// more than an equal part of it brings in a few seconds, or each would take so long that it looks stuck.
+func (n *Node) affordable(atOnce int) int {
+	if n.cfg.MaxOriginRate == 0 {
+		return atOnce
+	}
+	part := int64(n.cfg.MaxOriginRate) / int64(max(1, n.cluster.ring.history.Current().Len()))
+	return max(min(atOnce, minBringing), min(atOnce, int(part*slowSeconds/n.geometry.ChunkBytes)))
 }
 
 // bringer does one Bring.
@@ -247,6 +259,7 @@ func (br *bringer) check(i int, p peer.Part) {
 func (br *bringer) drop(ctx context.Context) {
 	for i, p := range br.b.Parts {
 		id := p.Object.ID()
+		br.n.cache.Forget(p.Object)
 		out := peer.Outcome{Part: i}
 		end := time.Now().Add(dropPatience)
 		for first := true; ; first = false {
@@ -400,7 +413,9 @@ func (br *bringer) bring(ctx context.Context, f *cache.File, index uint32, span 
 		if try > 0 && !br.n.roomFor(id) {
 			continue // what is worth less may still go
 		}
-		if err := f.Bring(ctx, index, br.b.Fill); err != nil {
+		// What is under way comes to its end though the caller has gone: another who runs the job
+		// asks for it within seconds, and half a chunk would be fetched twice.
+		if err := f.Bring(br.n.requests.ctx, index, br.b.Fill); err != nil {
 			return reasonOf(err), short(err)
 		}
 		if f.Holds(span) {
