@@ -28,6 +28,7 @@ const (
 	DefaultNextFiles = 4
 
 	maxPlans      = 1024             // of a mount: ranks times workers; the one unused for longest goes
+	maxPlansBytes = 64 << 20         // of memory, likewise
 	maxLabelBytes = 64               // of a plan
 	maxSequences  = 4096             // processes times kinds of names
 	maxNextFiles  = 512              // held open; each takes two descriptors
@@ -114,9 +115,6 @@ func (x *nextFiles) plan(label string, add bool, dir string, names []string) err
 	defer x.mu.Unlock()
 	p := x.plans[label]
 	if p == nil || !add {
-		if p == nil && len(x.plans) >= maxPlans {
-			x.dropPlan()
-		}
 		p = &labelled{}
 		x.plans[label] = p
 	}
@@ -131,11 +129,22 @@ func (x *nextFiles) plan(label string, add bool, dir string, names []string) err
 	if n, _ := p.Len(); n == 0 {
 		delete(x.plans, label)
 	}
+	for len(x.plans) > maxPlans || len(x.plans) > 1 && x.planBytes() > maxPlansBytes {
+		x.dropPlan()
+	}
 	select {
 	case x.news <- struct{}{}:
 	default:
 	}
 	return nil
+}
+
+// planBytes is about how much memory all plans take. Callers hold mu.
+func (x *nextFiles) planBytes() (sum int) {
+	for _, p := range x.plans {
+		sum += p.MemoryBytes()
+	}
+	return sum
 }
 
 // dropPlan forgets the plan that was unused for longest. Callers hold mu.

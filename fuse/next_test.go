@@ -234,3 +234,32 @@ func TestSessionsRefuseWhatIsNoPath(t *testing.T) {
 		t.Errorf("got %q, %v", obj.Key, err)
 	}
 }
+
+// However many plans are given, they take a bounded amount of memory: the ones unused for longest go.
+func TestPlansAreBoundedTogether(t *testing.T) {
+	var x nextFiles
+	x.init(&Session{cfg: Config{NextFiles: 1}})
+	long := make([]string, 1000)
+	for i := range long {
+		long[i] = fmt.Sprintf("%d-%s", i, strings.Repeat("x", 4000))
+	}
+	for i := range 100 {
+		if err := x.plan(fmt.Sprint(i), false, "", long); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := x.planBytes(); n > maxPlansBytes || n < maxPlansBytes/2 {
+		t.Errorf("plans take %d bytes", n)
+	}
+	if x.plans["99"] == nil || x.plans["0"] != nil {
+		t.Error("not the oldest went")
+	}
+	for i := range 2 * maxPlans {
+		if err := x.plan(fmt.Sprint("short ", i), false, "", []string{"a"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(x.plans) > maxPlans {
+		t.Errorf("%d plans are kept", len(x.plans))
+	}
+}

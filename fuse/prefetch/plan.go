@@ -41,6 +41,12 @@ func (p *Plan) Add(names ...string) bool {
 	return true
 }
 
+// nameOverhead is what a name of a plan takes beside its bytes, about.
+const nameOverhead = 128
+
+// MemoryBytes returns about how much memory the plan takes.
+func (p *Plan) MemoryBytes() int { return p.bytes + nameOverhead*len(p.names) }
+
 // Len returns how many names there are, and how many of them were opened.
 func (p *Plan) Len() (names, opened int) {
 	opened = p.at
