@@ -17,11 +17,13 @@ const (
 	// belong to its stream: the kernel sends its readahead out of order, and readers
 	// skip what they do not want (headers, padding).
 	skipBytes = 2 << 20
-	// firstBytes is what is asked for first: all of a small file, the head of one that is
-	// read in order, or what follows the second read of one that may be. It is little, so that
-	// whoever only looked pays little, and it streams, so that the first bytes of it come as
-	// soon as they would alone.
+	// firstBytes is what is asked for first: all of a small file, or what follows the second read of
+	// one that may be read in order. It is little, so that whoever only looked pays little.
 	firstBytes = 1 << 20
+	// headBytes is what is asked for with the first read of a file that is made to be read in order. It
+	// streams, so that its first bytes come as soon as they would alone. The kernel reads ahead by
+	// itself, twice as much each time: whoever wants the first MiB waits for nearly two.
+	headBytes = 2 << 20
 	// stepBytes is how far a reader gets at most until ranges are asked for again, and
 	// what the ends of large windows are multiples of: one chunk.
 	stepBytes = 8 << 20
@@ -141,7 +143,7 @@ func (d *Detector) window(s *stream) (bytes int64, whole bool) {
 		case d.size <= firstBytes:
 			return d.size - s.next, false // in one request
 		case s.next == s.run && d.kind.inOrder(): // from the start of the file
-			return firstBytes, false
+			return headBytes, false
 		}
 		return 0, false
 	}

@@ -98,7 +98,7 @@ func TestReaders(t *testing.T) {
 		"sequential, unknown":         {"a", shard, nil, sequence(0, 128*kib, 128*kib, shard/128/kib), 1, 2},
 		"a small file":                {"a.jpg", 900 * kib, nil, sequence(0, 64*kib, 64*kib, 15), 1, 1},
 		"looked at only":              {"a", shard, nil, sequence(0, 64*kib, 0, 1), 1, 1},
-		"a tar that is looked at":     {"a.tar", shard, head(tarHead), sequence(0, 64*kib, 0, 1), 5, 1},
+		"a tar that is looked at":     {"a.tar", shard, head(tarHead), sequence(0, 64*kib, 0, 1), 9, 1},
 		"random 4 KiB":                {"a.bin", large, nil, places(1, large, 4*kib, 4*kib, 3000), 1.01, 3000},
 		"random 4 KiB, a tar":         {"a.tar", large, nil, places(2, large, 4*kib, 4*kib, 3000), 1.01, 3000},
 		"random 1 MiB, in odd pieces": {"a.bin", large, nil, places(3, large, mib+4*kib, mib, 2000), 1.1, 4000},
