@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -43,11 +44,15 @@ func runCSI(ctx context.Context, s streams, cfg config.Resolved, endpoint string
 		id = csi.Hostname()
 	}
 	daemon := csi.Socket(cfg.ControlSocket)
+	endpoints := cfg.AllowEndpoints
+	if cfg.Endpoint != "" { // of a configuration that the driver shares with the node
+		endpoints = append(slices.Clone(endpoints), cfg.Endpoint)
+	}
 	d, err := csi.New(csi.Config{
 		Endpoint: endpoint, NodeID: id, KubeletDir: cfg.KubeletDir, Daemon: daemon, Version: node.Version,
 		SelfRegister: cfg.SelfRegister, RegistrationPath: cfg.RegistrationPath, MaxVolumes: cfg.MaxVolumes,
 		Policy: csi.Policy{
-			Sources: cfg.AuthSources, AllowEndpoints: cfg.AllowEndpoints, AllowLocal: cfg.AllowLocalEndpoints,
+			Sources: cfg.AuthSources, AllowEndpoints: endpoints, AllowLocal: cfg.AllowLocalEndpoints,
 			TokenAudience: cfg.TokenAudience, STSEndpoint: cfg.STSEndpoint,
 		},
 		Logger: log,

@@ -2,6 +2,7 @@ package csi
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -148,4 +149,21 @@ func TestHealth(t *testing.T) {
 		t.Errorf("health after the daemon came back: %v", r)
 	}
 	s.mustUnpublish(t, "a", s.at("a"))
+}
+
+// The kubelet's directory may be a link to another disk; nothing below it may be.
+func TestKubeletDirIsALink(t *testing.T) {
+	m := newMachine(t, map[string]string{"a.txt": "hello"})
+	link := filepath.Join(t.TempDir(), "kubelet")
+	if err := os.Symlink(m.kubelet, link); err != nil {
+		t.Fatal(err)
+	}
+	conn, _ := m.driver(func(c *Config) { c.KubeletDir = link })
+	target := link + strings.TrimPrefix(m.target("pod", "data"), m.kubelet)
+	publish(t, conn, inline("a", target, map[string]string{"bucketName": "data"}))
+	publish(t, conn, inline("a", target, map[string]string{"bucketName": "data"}))
+	if got := read(t, m.target("pod", "data")+"/a.txt"); got != "hello" || len(m.mounted()) != 2 {
+		t.Errorf("read %q, mounted %v", got, m.mounted())
+	}
+	unpublish(t, conn, "a", target)
 }
