@@ -201,7 +201,7 @@ func (n *Node) mount(ctx context.Context, req control.MountRequest) (control.Mou
 
 // plan works out what a request asks for, without touching anything.
 func (n *Node) plan(req control.MountRequest) (*mount, error) {
-	cfg, err := n.cfg.WithAttributes(req.Options)
+	cfg, err := n.configFor(req.Options)
 	if err != nil {
 		return nil, err
 	}

@@ -92,7 +92,7 @@ func (n *Node) List(ctx context.Context, req control.ListRequest, yield func(con
 }
 
 func (n *Node) list(ctx context.Context, req control.ListRequest, yield func(control.Entry) error) error {
-	cfg, err := n.cfg.WithAttributes(req.Options)
+	cfg, err := n.configFor(req.Options)
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"sync"
 	"time"
 
@@ -31,6 +32,26 @@ type principal struct {
 	holder *holder
 	looked time.Time
 	closed bool
+}
+
+// configFor returns the node's configuration as the options of a request change it. Options that
+// say whose the request is take the place of all that the node's own say of that.
+func (n *Node) configFor(options map[string]string) (config.Config, error) {
+	base := n.cfg
+	_, file := options["credentialsFile"]
+	_, profile := options["profile"]
+	text, said := options["anonymous"]
+	anonymous, _ := strconv.ParseBool(text) // an error is found below
+	switch {
+	case file && !profile:
+		base.Profile = ""
+	case !file && !profile && anonymous:
+		base.CredentialsFile, base.Profile = "", ""
+	}
+	if (file || profile) && !said {
+		base.Anonymous = false
+	}
+	return base.WithAttributes(options)
 }
 
 // identify finds out on whose behalf a request asks for a bucket: the credentials that came

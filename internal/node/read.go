@@ -27,7 +27,7 @@ func (n *Node) read(ctx context.Context, req control.ReadRequest, begin func(con
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	cfg, err := n.cfg.WithAttributes(req.Options)
+	cfg, err := n.configFor(req.Options)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -369,4 +370,53 @@ func TestIdentitiesAreBounded(t *testing.T) {
 
 func keysAt(i int) s3.Credentials {
 	return s3.Credentials{Source: s3.SourceStatic, AccessKey: fmt.Sprint(i), SecretKey: "s"}
+}
+
+// Options that say whose a mount is replace what the node's own say, and do not mix with them.
+func TestMountsOfOthersThanTheNode(t *testing.T) {
+	needMounts(t)
+	files := map[string][]byte{"public/x": randomBytes(100<<10, 1), "node/x": randomBytes(100<<10, 2), "alice/x": randomBytes(100<<10, 3)}
+	paths := map[string]string{}
+	for _, user := range []string{"node", "alice"} {
+		paths[user] = filepath.Join(t.TempDir(), user)
+		text := fmt.Sprintf("[default]\naws_access_key_id = %s\naws_secret_access_key = secret of %s\n[other]\naws_access_key_id = alice\naws_secret_access_key = secret of alice\n", user, user)
+		if err := os.WriteFile(paths[user], []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := newTenants(t, files, 2, func(_ int, cfg *config.Config) {
+		cfg.Anonymous, cfg.CredentialsFile = false, paths["node"]
+	})
+	w.user("node", mayRead("node/"))
+	w.user("alice", mayRead("alice/"))
+	w.Set("", objstoretest.User{May: mayRead("public/")})
+	for _, c := range []struct {
+		options map[string]string
+		may     string
+	}{
+		{nil, "node"},
+		{map[string]string{"anonymous": "true"}, "public"},
+		{map[string]string{"credentialsFile": paths["alice"]}, "alice"},
+		{map[string]string{"profile": "other"}, "alice"},
+		{map[string]string{"credentialsFile": paths["node"]}, "node"},
+	} {
+		for _, prefix := range []string{"node", "public", "alice"} {
+			for _, n := range w.nodes {
+				dir := mountpoint(t)
+				_, err := n.Mount(t.Context(), control.MountRequest{URI: "s3://data/" + prefix, Dir: dir, Options: c.options})
+				if prefix != c.may {
+					if !errors.Is(err, objstore.ErrPermission) {
+						t.Errorf("%v mounts %s: %v", c.options, prefix, err)
+					}
+					continue
+				}
+				if err == nil {
+					err = readAll(dir, map[string][]byte{"x": files[prefix+"/x"]})
+				}
+				if err != nil {
+					t.Errorf("%v, %s: %v", c.options, prefix, err)
+				}
+			}
+		}
+	}
 }
