@@ -20,11 +20,14 @@ import (
 // Limits and defaults of a [Library].
 const (
 	DefaultMemoryBytes = 64 << 20 // of indexes in use
-	// MaxScans is how many tars are read for their headers at once: each may need
-	// MaxIndexBytes.
-	MaxScans = 2
+	// DefaultScanBytes is what the tars that are read for their headers at once may take in
+	// memory: a few large ones, or many of the size of shards.
+	DefaultScanBytes = 256 << 20
 
 	DefaultDiskTimeout = 3 * time.Second
+
+	scanShare    = 16 // of the size of a tar, is what its index is thought to take at most,
+	minScanBytes = 1 << 20
 
 	prefetchBytes = 16 << 20 // ahead of a scan that finds headers in every block
 	denseBlocks   = 4        // in a row, that make it one
@@ -51,6 +54,8 @@ type Config struct {
 
 	BlockBytes  int64 // in which tars are read
 	MemoryBytes int64 // of indexes in use, the last one not counted; 0 means DefaultMemoryBytes
+
+	ScanBytes int64 // of tars that are read for their headers; at least MaxIndexBytes, 0 means DefaultScanBytes
 
 	// Dir keeps indexes on disk; it is made when it is missing. "" keeps none.
 	Dir      string
@@ -125,13 +130,17 @@ func NewLibrary(cfg Config) *Library {
 	if cfg.MemoryBytes <= 0 {
 		cfg.MemoryBytes = DefaultMemoryBytes
 	}
+	if cfg.ScanBytes <= 0 {
+		cfg.ScanBytes = DefaultScanBytes
+	}
+	cfg.ScanBytes = max(cfg.ScanBytes, MaxIndexBytes)
 	if cfg.DiskTimeout <= 0 {
 		cfg.DiskTimeout = DefaultDiskTimeout
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	l := &Library{cfg: cfg, scans: semaphore.NewWeighted(MaxScans), byID: make(map[chunk.ObjectID]*list.Element), flights: make(map[flightKey]*flight)}
+	l := &Library{cfg: cfg, scans: semaphore.NewWeighted(cfg.ScanBytes), byID: make(map[chunk.ObjectID]*list.Element), flights: make(map[flightKey]*flight)}
 	l.shelf = newShelf(cfg, &l.stats)
 	l.growing.init()
 	l.ctx, l.cancel = context.WithCancel(context.Background())
@@ -267,10 +276,11 @@ func (l *Library) find(ctx context.Context, obj chunk.Object, key flightKey, ope
 
 // scan reads the headers of a tar, from where the last scan of it stopped.
 func (l *Library) scan(ctx context.Context, obj chunk.Object, id chunk.ObjectID, open opener) (*Index, error) {
-	if err := l.scans.Acquire(ctx, 1); err != nil {
+	room := max(minScanBytes, min(obj.Size/scanShare, MaxIndexBytes))
+	if err := l.scans.Acquire(ctx, room); err != nil {
 		return nil, err
 	}
-	defer l.scans.Release(1)
+	defer l.scans.Release(room)
 	g := l.growing.of(obj, id)
 	defer l.growing.release(g)
 	g.take()

@@ -35,6 +35,8 @@ func (n *Node) newTars() *tarindex.Library {
 		Open: (&tarReader{c: func() *cache.Cache { return n.cache }}).open, Ask: n.cluster.peers.TarIndex,
 		BlockBytes: n.geometry.BlockBytes, DiskTimeout: time.Duration(n.cfg.DiskTimeout), Logger: n.log,
 	}
+	cfg.MemoryBytes = min(tarindex.DefaultMemoryBytes, int64(n.arena.Buffers())*n.geometry.BlockBytes/4)
+	cfg.ScanBytes = 4 * cfg.MemoryBytes
 	if len(n.disks.dirs) > 0 {
 		cfg.Dir = filepath.Join(n.disks.dirs[0].Path(), tarsName)
 		_, budget := n.disks.dirs[0].Usage()
