@@ -1,6 +1,7 @@
 package tarindex
 
 import (
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,10 +28,12 @@ type growth struct {
 	heard  time.Time // under growing.mu
 	bytes  int64     // as counted; under growing.mu
 
-	slow   atomic.Bool // mu is held by who reads the tar
-	mu     sync.Mutex  // held while it is scanned
-	s      *Scanner    // nil when it came to its end: then nothing is done when the tar comes by again
-	tail   []byte      // of the tar, from tailAt on: where the next headers begin
+	// slow counts those who hold mu, or wait for it, to read the tar. Who brings blocks never
+	// waits for them: they may wait for that block.
+	slow   atomic.Int32
+	mu     sync.Mutex // held while it is scanned
+	s      *Scanner   // nil when it came to its end: then nothing is done when the tar comes by again
+	tail   []byte     // of the tar, from tailAt on: where the next headers begin
 	tailAt int64
 	ahead  bool // bytes behind the next headers came before them
 }
@@ -108,13 +111,13 @@ func (g *growing) weigh(x *growth) {
 
 // take locks a growth for who reads the tar for it, give unlocks it.
 func (x *growth) take() {
+	x.slow.Add(1)
 	x.mu.Lock()
-	x.slow.Store(true)
 }
 
 func (x *growth) give() {
-	x.slow.Store(false)
 	x.mu.Unlock()
+	x.slow.Add(-1)
 }
 
 // end frees what a growth took when it came to its end; mu is held.
@@ -155,10 +158,12 @@ func (g *growing) unqueue(x *growth) {
 // feed goes on with bytes of the tar that are at hand now. It reports whether there is
 // something to do for Run: all is known, or headers that come next may have come before.
 func (g *growing) feed(x *growth, off int64, data []byte) bool {
-	if x.slow.Load() {
-		return true // is being read for, and what comes now may be missed
+	for !x.mu.TryLock() {
+		if x.slow.Load() > 0 {
+			return true // is being read for, and what comes now may be missed
+		}
+		runtime.Gosched() // another block is at it, for a moment
 	}
-	x.mu.Lock() // for no longer than another block takes, but for a moment that is rare
 	defer x.mu.Unlock()
 	if x.s == nil {
 		return false

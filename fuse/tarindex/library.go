@@ -397,7 +397,7 @@ var errNotHere = errors.New("bytes are not here")
 
 // grow goes on with what this node holds, and completes what is known whole.
 func (l *Library) grow(g *growth, buf []byte) {
-	if g.slow.Load() {
+	if g.slow.Load() > 0 {
 		return // whoever reads it completes it
 	}
 	g.take()

@@ -373,6 +373,24 @@ func TestScanIsShared(t *testing.T) {
 	}
 }
 
+// Who brings a block does not wait for a scan, which may wait for that block.
+func TestBlocksDoNotWaitForScans(t *testing.T) {
+	f := newFakeTar(samples(t, 50, 10*testBlock))
+	f.hold = make(chan struct{})
+	l := library(t, f, nil)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		wantIndex(t, l, f)
+	}()
+	<-f.waiting // the scan is at it
+	for _, b := range f.blocks() {
+		f.arrive(l, b)
+	}
+	close(f.hold)
+	<-done
+}
+
 func TestErrorsKeepTheirClass(t *testing.T) {
 	f := newFakeTar(samples(t, 20, 5000))
 	f.err = objstore.ErrPermission
