@@ -53,7 +53,7 @@ func events(t *testing.T, out string) (all []warmJob) {
 
 // The node that runs a warm-up is killed: another carries on from what is present, and in the end every byte is there.
 func TestWarmUpWhoseNodeIsKilled(t *testing.T) {
-	c := start(t, cluster.Options{Nodes: 4, Flags: []string{"--max-origin-rate", "24Mi"}})
+	c := start(t, cluster.Options{Nodes: 4, Flags: []string{"--max-origin-rate", "16Mi"}})
 	objects := put(t, c, "d/", 40, 5<<20)
 	unique := sizeOf(objects)
 	c.Origin.Reset()

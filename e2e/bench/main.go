@@ -54,6 +54,7 @@ var groups = []struct {
 	{"once", (*bench).once},
 	{"names", (*bench).names},
 	{"warmup", (*bench).warmup},
+	{"warmMillion", (*bench).warmMillion},
 	{"million", (*bench).million},
 	{"readers", (*bench).readers},
 	{"epochs", (*bench).epochs},

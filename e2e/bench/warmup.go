@@ -131,3 +131,41 @@ func (w *warmups) warmAll() error {
 	w.copies = append(w.copies, float64(w.c.Origin.Requests().Bytes())/(warmShards*warmShardBytes))
 	return nil
 }
+
+// warmMillion measures what a warm-up of a million objects costs the node that is asked, before anything is fetched:
+// names, who holds what, and a question to each member about all of it.
+func (b *bench) warmMillion() error {
+	m := manyNames("m", millionNames)
+	var grown, lists, seconds []float64
+	var evidence []map[string]int64
+	for range min(b.rounds, 3) {
+		err := with(cluster.Options{Nodes: warmNodes, Origin: origin.Options{Store: m}}, func(c *cluster.Cluster) error {
+			n := c.Nodes[0]
+			before, _, err := n.Proc.Memory()
+			if err != nil {
+				return err
+			}
+			c.Origin.Reset()
+			begin := time.Now()
+			r, err := n.Run("warm", "--evict", "s3://"+bucket+"/m/")
+			if err != nil {
+				return fmt.Errorf("%w: %s", err, r.Stdout)
+			}
+			seconds = append(seconds, time.Since(begin).Seconds())
+			_, peak, err := n.Proc.Memory()
+			if err != nil {
+				return err
+			}
+			grown = append(grown, float64(peak-before)/(1<<20))
+			lists = append(lists, float64(len(c.Origin.Requests().Of(origin.OpList)))/(millionNames/pageNames))
+			evidence = append(evidence, map[string]int64{"rssBefore": before, "rssPeak": peak})
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	b.emit("warm_mib_per_million_keys", grown, map[string]any{"memory": evidence, "seconds": seconds, "listsPerPage": lists},
+		"peak growth of a node's resident memory while it looks a million objects up and asks %d members about each of them (`warm --evict`); not judged", warmNodes)
+	return nil
+}

@@ -69,6 +69,18 @@ func (j *jobs) keepers(id string) []string {
 	return ids[:min(len(ids), jobKeepers)]
 }
 
+// running returns how many jobs this node runs.
+func (j *jobs) running() (n int64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, x := range j.known {
+		if x.stop != nil {
+			n++
+		}
+	}
+	return n
+}
+
 // note changes what is known of a job by change, which gets what was known, or the zero record.
 // Callers hold mu.
 func (j *jobs) note(id string, change func(known warm.Record) warm.Record) warm.Record {
@@ -254,6 +266,7 @@ func (n *Node) keepJobs(ctx context.Context) error {
 func (j *jobs) look() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	j.forget()
 	for id, x := range j.known {
 		if x.rec.State != warm.Running || x.stop != nil {
 			continue

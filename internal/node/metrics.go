@@ -45,6 +45,8 @@ var (
 	fuseErrors      = desc("fuse_errors_total", "Requests of the kernel answered with an error, look-ups of absent names included.")
 	nextFilesCount  = desc("prefetched_shards_total", "Files that were begun to be fetched before they were opened.")
 	filledBytes     = desc("background_fill_bytes_total", "Bytes of chunks that this node owns and fetched while nothing else was.")
+	warmBytes       = desc("warmup_bytes_total", "Bytes that this node was to hold for warm-ups, by what came of it: held (already), fetched or missing.", "result")
+	warmJobs        = desc("warmups", "Warm-ups that this node runs for the cluster.")
 	mountCount      = desc("mounts", "Mounts that this node serves.")
 	seedCount       = desc("seeds", "Addresses to join, by state: asked, and of these answered.", "state")
 	ringMembers     = desc("ring_members", "Members of the ring, those restarting included.")
@@ -68,6 +70,11 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 	c.disks(m)
 	c.mounts(m)
 	c.tars(m)
+	w := &c.n.warmed
+	m.count(warmBytes, w.held.Load(), "held")
+	m.count(warmBytes, w.fetched.Load(), "fetched")
+	m.count(warmBytes, w.missing.Load(), "missing")
+	m.gauge(warmJobs, c.n.jobs.running())
 }
 
 func (c collector) tars(m sender) {

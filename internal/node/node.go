@@ -67,6 +67,7 @@ type Node struct {
 	leaving sync.Once
 
 	jobs     *jobs // warm-ups
+	warmed   warmed
 	requests *requests
 	closing  sync.Once
 }

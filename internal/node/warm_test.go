@@ -7,10 +7,13 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"log/slog"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/shardwell/shardwell/cache/evict"
+	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/internal/config"
 	"github.com/shardwell/shardwell/internal/control"
 	"github.com/shardwell/shardwell/warm"
@@ -346,5 +349,56 @@ func TestWarmUpOfAList(t *testing.T) {
 	}
 	if heads := o.Counter.Heads.Load(); heads > 4 {
 		t.Errorf("%d questions about single names", heads)
+	}
+}
+
+// A rate of the warm-up's own holds for all nodes together.
+func TestWarmUpAtARate(t *testing.T) {
+	t.Parallel()
+	const rate = 6 << 20
+	files := map[string][]byte{}
+	for i := range 18 {
+		files[fmt.Sprintf("f%02d", i)] = randomBytes(1<<20, uint64(i))
+	}
+	o := newOrigin(t, files)
+	nodes := startCluster(t, o.URL(), 3, nil)
+	spec := all()
+	spec.OriginRate = rate
+	began := time.Now()
+	if rec := nodes[0].warmUp(t, spec); rec.State != warm.Done {
+		t.Fatalf("%+v", rec)
+	}
+	if took, least := time.Since(began), 2*time.Second; took < least { // 18 MiB take 3 s; owners may differ in their shares
+		t.Errorf("18 MiB came within %v, at 6 MiB a second", took)
+	}
+}
+
+// What each node is to hold survives a restart, is no object's of others, and ends.
+func TestHoldings(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	notes := &memoryNotes{}
+	var h holdings
+	h.open(slog.New(slog.DiscardHandler), notes, now)
+	model := evict.Dataset{Origin: "https://o", Bucket: "b", Prefix: "model/"}
+	in, out := chunk.Object{Origin: "https://o", Bucket: "b", Key: "model/x"}, chunk.Object{Origin: "https://o", Bucket: "b", Key: "other"}
+	if h.covers(in, now) {
+		t.Error("something is held from the start")
+	}
+	h.hold([]evict.Dataset{model}, now.Add(time.Hour), now)
+	var again holdings
+	again.open(slog.New(slog.DiscardHandler), notes, now.Add(time.Minute))
+	for name, x := range map[string]*holdings{"first": &h, "after a restart": &again} {
+		if !x.covers(in, now.Add(59*time.Minute)) || x.covers(out, now) || x.covers(in, now.Add(2*time.Hour)) {
+			t.Errorf("%s: wrong objects are held, or for a wrong time", name)
+		}
+	}
+	h.hold([]evict.Dataset{model}, now, now)
+	if h.covers(in, now) {
+		t.Error("it does not end")
+	}
+	again = holdings{}
+	again.open(slog.New(slog.DiscardHandler), notes, now)
+	if again.covers(in, now) {
+		t.Error("it is back after a restart")
 	}
 }

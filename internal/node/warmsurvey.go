@@ -41,9 +41,16 @@ func (n *Node) survey(ctx context.Context, spec warm.Spec, list []byte, miss fun
 	if _, err := s.members(); err != nil {
 		return nil, err
 	}
+	misses := 0
 	var err error
-	if s.found, err = n.resolve(ctx, spec, list, miss); err != nil {
+	if s.found, err = n.resolve(ctx, spec, list, func(m warm.Missing) {
+		misses++
+		miss(m)
+	}); err != nil {
 		return nil, n.named(err)
+	}
+	if s.found.manifest.Len()+misses == 0 {
+		return nil, &config.Error{What: "the list names nothing", Where: "-f"}
 	}
 	s.sets = warm.Datasets(&s.found.manifest, s.found.dirs)
 	s.loads, err = s.assign()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -38,6 +39,9 @@ const (
 	notOwnedHere  = "moved" // reason of an outcome: another node owns the chunk by now
 	brokenDetails = "the cache does not answer"
 )
+
+// warmed counts the bytes that this node was to hold for warm-ups, by what came of it.
+type warmed struct{ held, fetched, missing atomic.Int64 }
 
 // worker does work for other members.
 type worker struct{ n *Node }
@@ -330,6 +334,12 @@ func (br *bringer) fetch(ctx context.Context, i int, p peer.Part, slots *semapho
 func (pt *piece) end(index uint32, held, fetched int64, reason warm.Reason, detail string) {
 	pt.mu.Lock()
 	defer pt.mu.Unlock()
+	w := &pt.br.n.warmed
+	w.held.Add(held - fetched)
+	w.fetched.Add(fetched)
+	if reason != "" && reason != notOwnedHere {
+		w.missing.Add(pt.br.bytesOf(pt.obj, index))
+	}
 	if reason != "" {
 		pt.out.Missing = append(pt.out.Missing, index)
 		if pt.out.Reason == "" || pt.out.Reason == notOwnedHere {
