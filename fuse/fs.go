@@ -60,7 +60,7 @@ func (s *Session) lookupOnce(ctx context.Context, d *snapshot.Dir, name string, 
 	}
 	began := time.Now()
 	find := s.lookup
-	if s.cfg.Tars != nil {
+	if s.cfg.Tars != nil || d.Aside {
 		find = s.lookupView
 	}
 	a, err := find(ctx, d, name)

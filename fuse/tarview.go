@@ -207,6 +207,9 @@ func putMember(d *snapshot.Dir, m tarindex.Entry) (uint32, error) {
 
 // tarDir returns the index of a tar and where a directory is in it.
 func (s *Session) tarDir(ctx context.Context, d *snapshot.Dir, p tarPlace) (*tarindex.Index, tarindex.Node, error) {
+	if s.cfg.Tars == nil { // a predecessor had the view
+		return nil, 0, syscall.ESTALE
+	}
 	x, err := s.cfg.Tars.Index(ctx, p.tar)
 	if err != nil {
 		return nil, 0, err

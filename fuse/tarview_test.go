@@ -313,6 +313,30 @@ func TestTarViewSurvivesHandOver(t *testing.T) {
 	}
 }
 
+// A successor without the view goes on with what is open, and shows no more of it.
+func TestTarViewIsTakenAway(t *testing.T) {
+	o := newOrigin()
+	o.put("x.tar", pack(t, "one", "1", "two", "2"))
+	m, _ := mountTars(t, o, nil)
+	fd, err := unix.Open(m.path(".tar/x.tar/one"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	m.cfg.Tars = nil
+	next := m.successor(t)
+	b := make([]byte, 10)
+	if n, err := unix.Pread(fd, b, 0); err != nil || string(b[:n]) != "1" {
+		t.Errorf("an open member: %q, %v", b[:max(n, 0)], err)
+	}
+	if _, err := os.Lstat(next.path(".tar/x.tar/two")); err == nil {
+		t.Error("a member is shown")
+	}
+	if n := o.heads.Load(); n > 10 {
+		t.Errorf("%d questions", n)
+	}
+}
+
 func inodeOf(t *testing.T, path string) uint64 {
 	t.Helper()
 	var st unix.Stat_t
