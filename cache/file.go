@@ -2,7 +2,6 @@ package cache
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -102,19 +101,6 @@ func (f *File) guess(off int64, n int) uint32 {
 // maxReorder is how far from the expected offset a read, in bytes, still continues
 // the row: the kernel's readahead requests overtake each other.
 const maxReorder = 1 << 20
-
-// errHere ends a read that only wanted the bytes to be here.
-var errHere = errors.New("the bytes are here")
-
-// Await waits until the bytes [off, off+n) have come to this node, for whoever wants them
-// later. They count as read by nobody.
-func (f *File) Await(ctx context.Context, off int64, n int) error {
-	_, err := f.ReadLate(ctx, off, n, func() ([]byte, error) { return nil, errHere })
-	if err == io.EOF || errors.Is(err, errHere) {
-		return nil
-	}
-	return err
-}
 
 // Holds reports whether the disk tier of this node, or its memory where it has no disks, has all blocks of a span.
 func (f *File) Holds(s chunk.Span) bool {

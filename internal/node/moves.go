@@ -212,8 +212,7 @@ func (n *Node) take(ctx context.Context, obj chunk.Object, chunks []uint32) (tak
 			if !n.roomFor(obj.ID()) {
 				break // what would be fetched would not be kept
 			}
-			off, length := n.geometry.Bytes(obj.Size, span)
-			if err = f.Await(ctx, off, int(length)); err != nil {
+			if err = f.Bring(ctx, i, false); err != nil {
 				return taken, err
 			}
 		}
