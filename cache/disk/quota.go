@@ -2,6 +2,7 @@ package disk
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/shardwell/shardwell/cache/evict"
@@ -17,6 +18,8 @@ const (
 	maxFullDatasets = 64 // that wait for room; others are told no until it is their turn
 	quotaSlackShare = 16 // of what a dataset takes: so much is given up at once
 )
+
+var errInUse = errors.New("all that may go is in use")
 
 // wantWithin notes that a dataset has used up its quota and wants n bytes, if it makes room within itself.
 func (d *Dir) wantWithin(obj chunk.Object, n int64) {
@@ -49,8 +52,16 @@ func (d *Dir) relieveQuotas(ctx context.Context) {
 	freed := int64(0)
 	for ds, want := range full {
 		n, err := d.relieveQuota(ctx, ds, want)
-		if freed += n; err != nil && ctx.Err() == nil {
+		if freed += n; err != nil && !errors.Is(err, errInUse) && ctx.Err() == nil {
 			d.log.Error("look for something to evict", "bucket", ds.Bucket, "prefix", ds.Prefix, "err", err)
+		}
+		if errors.Is(err, errInUse) { // nobody may ask again: so it is tried again
+			d.mu.Lock()
+			if d.full == nil {
+				d.full = make(map[evict.Dataset]int64)
+			}
+			d.full[ds] += want
+			d.mu.Unlock()
 		}
 	}
 	if len(full) > 0 && freed == 0 {
@@ -59,7 +70,7 @@ func (d *Dir) relieveQuotas(ctx context.Context) {
 }
 
 // relieveQuota evicts the least recently used objects of a dataset until it takes so many bytes less, and
-// returns how many.
+// returns how many; errInUse says that there are some that could not go now.
 func (d *Dir) relieveQuota(ctx context.Context, ds evict.Dataset, want int64) (done int64, _ error) {
 	sel, taken := evict.NewSelection(maxSpareVictims), int64(0)
 	err := d.Each(ctx, func(e Entry) error {
@@ -77,7 +88,8 @@ func (d *Dir) relieveQuota(ctx context.Context, ds evict.Dataset, want int64) (d
 		return 0, err
 	}
 	want = max(want, taken/quotaSlackShare)
-	for _, victim := range sel.Victims() {
+	victims := sel.Victims()
+	for _, victim := range victims {
 		if done >= want || ctx.Err() != nil {
 			break
 		}
@@ -88,6 +100,9 @@ func (d *Dir) relieveQuota(ctx context.Context, ds evict.Dataset, want int64) (d
 			d.cfg.Policy.Freed(ds, victim.Bytes)
 			done += victim.Bytes
 		}
+	}
+	if done == 0 && len(victims) > 0 {
+		return 0, errInUse
 	}
 	return done, nil
 }
