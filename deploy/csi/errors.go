@@ -38,7 +38,7 @@ var codeOf = [...]struct {
 	{objstore.ErrNoBucket, codes.NotFound, "check bucketName and endpoint"},
 	{objstore.ErrNotExist, codes.NotFound, ""},
 	{objstore.ErrPermission, codes.PermissionDenied, "check what the credentials of the volume may read, and whose they are (authenticationSource)"},
-	{objstore.ErrCredentials, codes.Unauthenticated, "check the keys in the volume's Secret, or what authenticationSource names"},
+	{objstore.ErrCredentials, codes.Unauthenticated, "the volume has no valid credentials: check the keys in its Secret, or what authenticationSource names"},
 	{objstore.ErrThrottled, codes.Unavailable, ""},
 	{objstore.ErrUnavailable, codes.Unavailable, ""},
 	{objstore.ErrClockSkew, codes.FailedPrecondition, ""},
