@@ -139,6 +139,8 @@ type Config struct {
 	// Listings is what the predecessor's ListingsFile returned; nil when that was nil. New
 	// takes it over.
 	Listings *os.File
+	// Crashed says that the predecessor ended by a fault of its own, and was not killed.
+	Crashed bool
 
 	Consistency Consistency
 	// Prove is asked at each open; nil and what is not above 0 ask nothing. Else the open

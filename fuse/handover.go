@@ -19,28 +19,38 @@ import (
 // Limits of what a request may cost that ends its server each time.
 const (
 	againBeforeDock = 4           // times that a request may come among others; after that it is tried alone
-	maxKills        = 12          // ends of servers while it was tried, until it is answered with EIO
+	maxBlame        = 96          // of a request, until it is answered with EIO
+	blameOfCrash    = 8           // for a server that crashed while it was tried,
+	blameOfKill     = 1           // and for one that was killed, perhaps from outside
 	docked          = time.Second // for so long; what takes longer is not what ended them
 )
 
-// HandOver stops serving and leaves the mount as it is. Run, which has begun, returns nil;
-// requests that were not answered stay with the kernel, which gives them to the successor.
-// It returns the kernel's end of the mount: a Session made with the same State and
-// listings goes on with it by Adopt. Until then the mount's users wait.
-func (s *Session) HandOver(ctx context.Context) (*os.File, error) {
+// Leave stops serving and leaves the mount as it is. Run, which has begun, returns nil;
+// requests that were not answered stay with the kernel, which gives them to a successor:
+// a Session with the same State and listings that goes on by Adopt with the kernel's end of
+// the mount, which somebody has beside this Session. Until then the mount's users wait.
+func (s *Session) Leave(ctx context.Context) error {
 	select {
 	case <-s.began:
 	default:
-		return nil, fmt.Errorf("hand over %s: not serving yet", s.cfg.uri())
+		return fmt.Errorf("hand over %s: not serving yet", s.cfg.uri())
 	}
 	s.leaving.Store(true)
 	if err := s.signalStop(); err != nil {
-		return nil, fmt.Errorf("hand over %s: %w", s.cfg.uri(), err)
+		return fmt.Errorf("hand over %s: %w", s.cfg.uri(), err)
 	}
 	select {
 	case <-s.ended:
+		return nil
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return ctx.Err()
+	}
+}
+
+// HandOver is Leave, and returns the kernel's end of the mount. It is called before Close.
+func (s *Session) HandOver(ctx context.Context) (*os.File, error) {
+	if err := s.Leave(ctx); err != nil {
+		return nil, err
 	}
 	dev := s.kept.Swap(nil)
 	if dev == nil {
@@ -55,12 +65,17 @@ func (s *Session) ListingsFile() *os.File { return s.store.File() }
 
 // Device returns the kernel's end of the mount as a file of its own, for whoever keeps it.
 func (s *Session) Device() (*os.File, error) {
+	s.devMu.Lock()
+	defer s.devMu.Unlock()
 	fd, err := unix.FcntlInt(uintptr(s.dev), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("kernel's end of %s: %w", s.Dir(), err)
 	}
 	return os.NewFile(uintptr(fd), "/dev/fuse"), nil
 }
+
+// DeviceNumber returns the device of the mounted file system, as "major:minor".
+func (s *Session) DeviceNumber() string { return s.device }
 
 // Adopt goes on with the mount of a predecessor in dir; dev is what its HandOver
 // returned, or its keeper. The session takes dev over. The predecessor must be gone.
@@ -166,20 +181,19 @@ func (s *Session) restore(rec Handle) {
 // has the kernel queue again what it took and did not answer.
 func (s *Session) takeUp() error {
 	s.sweepBacking()
-	switch errno := s.notify(gofuse.NOTIFY_RESEND, nil); errno {
-	case 0:
-		return nil
-	case syscall.EINVAL: // before Linux 6.9
-		all := s.notes.Unanswered()
-		s.log.Warn("file system: the kernel does not send requests again: those that a predecessor took fail", "requests", len(all))
-		for _, unique := range all {
-			s.replyError(unique, syscall.EIO)
-			s.notes.Answered(unique)
+	if request, _ := s.state.Init(); request == nil || s.resends.Load() {
+		if errno := s.notify(gofuse.NOTIFY_RESEND, nil); errno != 0 && request != nil {
+			return fmt.Errorf("take over %s: have requests sent again: %w", s.Dir(), errno)
 		}
 		return nil
-	default:
-		return fmt.Errorf("take over %s: have requests sent again: %w", s.Dir(), errno)
 	}
+	all := s.notes.Unanswered()
+	s.log.Warn("file system: the kernel (before 6.9) does not send requests again: those that a predecessor took fail", "requests", len(all))
+	for _, unique := range all {
+		s.replyError(unique, syscall.EIO)
+		s.notes.Answered(unique)
+	}
+	return nil
 }
 
 // maxLeaked bounds how many ids are tried beside one that a predecessor may have left.
@@ -244,8 +258,8 @@ func (s *Session) nextBacking() (int32, bool) {
 // answered; alone that it is to be tried alone.
 func (s *Session) again(h gofuse.InHeader) (alone, done bool) {
 	key := h.Unique &^ uniqueResent
-	times, kills := s.notes.Taken(key)
-	if kills < maxKills {
+	times, blame := s.notes.Taken(key)
+	if blame < maxBlame {
 		return times > againBeforeDock, false
 	}
 	s.log.Error("file system: a request that ended its servers again and again fails", "operation", opOf(h.Opcode).String(), "node", h.NodeId, "times", times)
@@ -262,14 +276,14 @@ func (s *Session) tryAlone(r *request) (leave func(), ok bool) {
 		return nil, false
 	}
 	s.notes.Dock(headerOf(r.bytes).Unique &^ uniqueResent)
-	leave = sync.OnceFunc(func() {
+	free := sync.OnceFunc(func() {
 		s.notes.Dock(0)
 		<-s.dock
 	})
-	timer := time.AfterFunc(docked, leave)
+	timer := time.AfterFunc(docked, free)
 	return func() {
 		timer.Stop()
-		leave()
+		free()
 	}, true
 }
 

@@ -18,6 +18,12 @@ import (
 // listings that m leaves.
 func (m *testMount) successor(t *testing.T) *testMount {
 	t.Helper()
+	return m.successorOf(t, func(*Session) {})
+}
+
+// successorOf is successor with a change of the new session before it serves.
+func (m *testMount) successorOf(t *testing.T, change func(*Session)) *testMount {
+	t.Helper()
 	dev, err := m.HandOver(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -41,6 +47,7 @@ func (m *testMount) successor(t *testing.T) *testMount {
 	if err := s.Adopt(dev, m.dir); err != nil {
 		t.Fatal(err)
 	}
+	change(s)
 	ctx, cancel := context.WithCancel(context.Background())
 	next.cancel = cancel
 	go func() { next.done <- s.Run(ctx) }()

@@ -156,6 +156,7 @@ func serveKept(base string) error {
 	}
 	o.answered = func(key string) {
 		if key == "deadly-name" {
+			_ = os.WriteFile(filepath.Join(base, "crashed"), nil, 0o600)
 			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
 		}
 	}
@@ -173,6 +174,7 @@ func serveKept(base string) error {
 		cfg.Resume, cfg.Listings, mounter.id = true, sessions[0].Listings, sessions[0].ID
 	}
 	cfg.State, cfg.Mounter = mounter.area, mounter
+	cfg.Crashed = os.Remove(filepath.Join(base, "crashed")) == nil
 	s, err := New(cfg)
 	if err != nil {
 		return err

@@ -29,7 +29,6 @@ type handle struct {
 	mu     sync.Mutex // guards reads
 	reads  prefetch.Detector
 	marked bool // counted among the streams of the session; under mu
-	direct bool // reads come to the daemon though there is a backing file
 }
 
 // inode counts the opens of one node. The kernel wants all opens of an inode alike:
@@ -128,7 +127,7 @@ func (h *handle) reply(out *gofuse.OpenOut) {
 	if h.Backing != 0 {
 		out.OpenFlags |= gofuse.FOPEN_PASSTHROUGH
 		out.BackingID = h.Backing
-		if h.direct {
+		if h.Direct {
 			out.OpenFlags |= gofuse.FOPEN_DIRECT_IO
 		}
 		return
@@ -213,7 +212,7 @@ func (s *Session) enter(h *handle, request opened) error {
 	if h.Backing = 0; passing {
 		h.Backing = ino.backing
 	}
-	h.direct = result == PassthroughBroken
+	h.Direct = result == PassthroughBroken
 	if err := s.state.Put(h.Handle); err != nil {
 		if passing && ino.passing == 0 {
 			s.closeBacking(ino)

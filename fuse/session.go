@@ -35,8 +35,9 @@ type Session struct {
 
 	ps *gofuse.ProtocolServer
 
-	dev    int // the kernel's end, from Mount to the end of Run; -1 else
-	stopFD int // eventfd: tells the reading thread to leave
+	dev    int        // the kernel's end, from Mount to the end of Run; -1 else
+	devMu  sync.Mutex // held where dev changes, and where others than Run look at it
+	stopFD int        // eventfd: tells the reading thread to leave
 
 	dir         atomic.Pointer[string]
 	device      string        // of the mount, "major:minor"; set with dir
@@ -103,6 +104,10 @@ func New(cfg Config) (*Session, error) {
 	if notes, ok := s.state.(Journal); ok {
 		s.notes = notes
 	}
+	if s.notes.Blame(blameOfKill); cfg.Crashed {
+		s.notes.Blame(blameOfCrash - blameOfKill)
+	}
+	s.notes.Dock(0)
 	request, reply := s.state.Init()
 	err := s.openListings(request != nil)
 	if err != nil {
@@ -265,7 +270,9 @@ func (s *Session) Mount(dir string) error {
 }
 
 func (s *Session) attach(fd int, dir string) {
+	s.devMu.Lock()
 	s.dev = fd
+	s.devMu.Unlock()
 	s.dir.Store(&dir)
 	s.device = deviceOf(dir)
 }
@@ -306,8 +313,10 @@ func (s *Session) Run(ctx context.Context) error {
 	}
 	s.serving.Wait()
 	if handOver {
+		s.devMu.Lock()
 		s.kept.Store(os.NewFile(uintptr(s.dev), "/dev/fuse"))
 		s.dev = -1
+		s.devMu.Unlock()
 		s.opens.closeAll()
 		return nil
 	}
@@ -336,8 +345,10 @@ func (s *Session) leave() {
 			s.log.Error("file system: mount stays behind", "directory", s.Dir(), "error", err)
 		}
 	}
+	s.devMu.Lock()
 	_ = unix.Close(s.dev)
 	s.dev = -1
+	s.devMu.Unlock()
 	s.opens.closeAll()
 }
 

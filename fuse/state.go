@@ -40,15 +40,17 @@ type Journal interface {
 	ClosingBacking(id int32)
 	BackingClosing() int32
 
-	// Taken notes a request that came again, and returns how often it was taken and how
-	// often its server ended while it was docked.
-	Taken(unique uint64) (times, kills int)
+	// Taken notes a request that came again, and returns how often it was taken and what
+	// it was blamed for.
+	Taken(unique uint64) (times, blame int)
 	// Answered notes that a request needs no answer any more.
 	Answered(unique uint64)
 	// Unanswered returns the requests that were taken and not answered.
 	Unanswered() []uint64
-	// Dock notes the one request that is under suspicion to end its server; 0 for none.
+	// Dock notes the one request that is under suspicion to end its server; 0 for none. Blame
+	// is called by a successor, before anything else: it adds to the blame of who was docked.
 	Dock(unique uint64)
+	Blame(by int)
 }
 
 // Spiller is a SessionState with room for the listings that a full disk does not take:
@@ -79,7 +81,8 @@ func (noJournal) LastBacking() int32              { return 0 }
 func (noJournal) BackingOpened(int32)             {}
 func (noJournal) ClosingBacking(int32)            {}
 func (noJournal) BackingClosing() int32           { return 0 }
-func (noJournal) Taken(uint64) (times, kills int) { return 1, 0 }
+func (noJournal) Taken(uint64) (times, blame int) { return 1, 0 }
+func (noJournal) Blame(int)                       {}
 func (noJournal) Answered(uint64)                 {}
 func (noJournal) Unanswered() []uint64            { return nil }
 func (noJournal) Dock(uint64)                     {}

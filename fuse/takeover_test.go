@@ -110,10 +110,11 @@ func TestDeadlyRequest(t *testing.T) {
 		failed <- unix.Stat(m.path("deadly-name"), &st)
 	}()
 	ends := 0
-	for range 2 * (maxKills + againBeforeDock) {
+	const crashes = maxBlame / blameOfCrash
+	for range 2 * (crashes + againBeforeDock) {
 		select {
 		case err := <-failed:
-			if !errors.Is(err, unix.EIO) || ends < maxKills {
+			if !errors.Is(err, unix.EIO) || ends < crashes {
 				t.Errorf("it failed with %v after %d servers", err, ends)
 			}
 			m.kill()
@@ -181,6 +182,41 @@ func heir(t *testing.T, m *Session, dir string) *testMount {
 	})
 	go func() { next.done <- s.Run(ctx) }()
 	return next
+}
+
+// Where the kernel sends nothing again, what a predecessor took fails, and nobody waits for ever.
+func TestKernelThatSendsNothingAgain(t *testing.T) {
+	o := newOrigin()
+	o.putSized("stuck", 1<<20)
+	o.put("f", []byte("x"))
+	area, err := handover.NewArea(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = area.Close() })
+	m := mount(t, o, func(c *Config) { c.State = area })
+	m.resends.Store(false)
+	fd, err := openRaw(m.path("stuck"), unix.O_DIRECT)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := unix.Pread(fd, make([]byte, 4096), 0)
+		failed <- err
+	}()
+	until(t, "the read waits", func() bool { return o.waiting.Load() > 0 })
+	await(t, "only that is noted", func() bool { return len(area.Unanswered()) == 1 })
+	next := m.successorOf(t, func(s *Session) { s.resends.Store(false) })
+	if err := <-failed; !errors.Is(err, unix.EIO) {
+		t.Errorf("the read that waited: %v", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(next.path("f"), &st); err != nil {
+		t.Errorf("what comes after it: %v", err)
+	}
+	await(t, "nothing is unanswered", func() bool { return len(area.Unanswered()) == 0 })
 }
 
 // A server may end before it has agreed with the kernel, before it has said so, and after.

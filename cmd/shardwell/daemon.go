@@ -19,15 +19,18 @@ type daemon struct {
 	err     error         // why; to be read after stopped
 }
 
-// startDaemon starts a node, which runs until ctx ends.
-func startDaemon(ctx context.Context, s streams, cfg config.Config, log *slog.Logger) (*daemon, error) {
+// startDaemon starts a node, which runs until ctx ends. With a turn it goes on with the
+// mounts of a predecessor; it takes the turn over.
+func startDaemon(ctx context.Context, s streams, cfg config.Config, turn *node.Turn, log *slog.Logger) (*daemon, error) {
 	socket, err := control.Listen(cfg.ControlSocket)
 	if err != nil {
+		turn.Close()
 		return nil, err
 	}
-	n, err := node.New(cfg, log)
+	n, err := node.Resume(cfg, log, turn)
 	if err != nil {
 		_ = socket.Close()
+		turn.Close()
 		return nil, err
 	}
 	d := &daemon{node: n, stopped: make(chan struct{})}
@@ -36,14 +39,20 @@ func startDaemon(ctx context.Context, s streams, cfg config.Config, log *slog.Lo
 		defer close(d.stopped)
 		defer remove()
 		d.err = d.run(ctx, socket, log)
+		turn.Close() // last of all: the next one begins now
 	}()
 	return d, nil
 }
 
-// run returns when node and socket have ended; one that fails ends the other.
+// run returns when node and socket have ended; each ends the other.
 func (d *daemon) run(ctx context.Context, socket net.Listener, log *slog.Logger) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return d.node.Run(ctx) })
+	group.Go(func() error {
+		defer stop()
+		return d.node.Run(ctx)
+	})
 	group.Go(func() error { return control.NewServer(d.node, node.Version, log).Run(ctx, socket) })
 	err := group.Wait()
 	if stoppedBy(ctx, err) {

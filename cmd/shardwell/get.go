@@ -82,7 +82,7 @@ func runGet(ctx context.Context, s streams, cfg config.Resolved, uri, dir string
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	d, err := startDaemon(ctx, s, cfg.Config, newLogger(s, cfg.Config))
+	d, err := startDaemon(ctx, s, cfg.Config, nil, newLogger(s, cfg.Config))
 	if err != nil {
 		return err
 	}

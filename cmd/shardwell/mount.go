@@ -111,7 +111,7 @@ func mountHere(ctx context.Context, s streams, cfg config.Resolved, uri, dir str
 	log := newLogger(s, cfg.Config)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	d, err := startDaemon(ctx, s, cfg.Config, log)
+	d, err := startDaemon(ctx, s, cfg.Config, nil, log)
 	if err != nil {
 		return err
 	}
@@ -200,6 +200,9 @@ func mountpoint(arg string) (string, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return "", fmt.Errorf("mountpoint %s: no such directory: make it first", dir)
 	case errors.Is(err, syscall.ENOTCONN), errors.Is(err, syscall.ECONNABORTED):
+		if real := fuse.Canonical(dir); dead(real) {
+			return real, nil // whoever mounts takes it away
+		}
 		return "", fmt.Errorf("mountpoint %s: the mount of a process that died is in the way: take it away with `shardwell umount %s`", dir, dir)
 	case err != nil:
 		return "", fmt.Errorf("mountpoint %s: %w", dir, errors.Unwrap(err))
@@ -211,6 +214,12 @@ func mountpoint(arg string) (string, error) {
 		return "", fmt.Errorf("mountpoint %s: %w", dir, err)
 	}
 	return real, nil
+}
+
+// dead reports whether a mount of ours is on dir whose server died for good.
+func dead(dir string) bool {
+	m, ok := fuse.FindMount(dir)
+	return ok && m.Ours() && !fuse.Served(dir)
 }
 
 // completeURI offers what opens a URI.

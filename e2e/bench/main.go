@@ -16,6 +16,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/shardwell/shardwell/e2e/load"
 )
 
 // bucket is where all data is.
@@ -27,10 +29,12 @@ type bench struct {
 	mib    int64 // size of the large file
 	out    *json.Encoder
 
-	castMiB int64    // size of what is broadcast
-	mbit    int      // of each link of a broadcast's cage
-	trace   bool     // print rates while it goes on
-	flags   []string // of the nodes of a broadcast, beside the usual ones
+	castMiB         int64 // size of what is broadcast
+	mbit            int   // of each link of a broadcast's cage
+	trace           bool  // print rates while it goes on
+	kills, upgrades int   // of a daemon whose mounts go on
+
+	flags []string // of the nodes of a broadcast, beside the usual ones
 }
 
 // groups are measured in this order; each shares a cluster.
@@ -66,11 +70,14 @@ var groups = []struct {
 	{"wdsEpochs", (*bench).wdsEpochs},
 	{"randomReads", (*bench).randomReads},
 	{"preadParallel", (*bench).preadParallel},
+	{"bridgeKills", (*bench).handover},
+	{"bridgeGiveUp", (*bench).giveUp},
 	{"pods", (*bench).pods},
 	{"tars", (*bench).tars},
 }
 
 func main() {
+	load.Main() // when this process is to be a reader
 	if len(os.Args) == 4 && os.Args[1] == bareCommand {
 		if err := serveBare(os.Args[2], os.Args[3]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -86,9 +93,11 @@ func main() {
 		return
 	}
 	b := &bench{out: json.NewEncoder(os.Stdout)}
-	run := flag.String("run", "^[^b]", "measure the groups whose names match this expression; broadcasts, which take long, only when it names them")
+	run := flag.String("run", "^[^b]", "measure the groups whose names match this expression; broadcasts and bridges (mounts that outlive their daemon), which take long, only when it names them")
 	flag.IntVar(&b.rounds, "rounds", 5, "rounds of each measure")
 	flag.Int64Var(&b.mib, "mib", 2048, "size of the large file in MiB")
+	flag.IntVar(&b.kills, "kills", 1000, "times that a daemon is killed whose mounts go on")
+	flag.IntVar(&b.upgrades, "upgrades", 50, "times that it is upgraded")
 	flag.Int64Var(&b.castMiB, "cast-mib", 256, "size of what is broadcast in MiB")
 	flag.BoolVar(&b.trace, "cast-trace", false, "print each second how busy the links are in a broadcast")
 	flag.IntVar(&b.mbit, "cast-mbit", 50, "rate of each link of a broadcast in Mbit/s")

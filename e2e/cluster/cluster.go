@@ -25,6 +25,7 @@ type Options struct {
 	CacheSizes           []string // likewise, of the first, second … node, where they differ
 	Flags                []string // for every node
 	Env                  []string // likewise
+	Keeper               bool     // each node has one, by which its mounts outlive it
 }
 
 // Cluster is an origin and nodes that know each other.

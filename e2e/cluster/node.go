@@ -29,6 +29,7 @@ type Node struct {
 	CacheDir string
 	Socket   string
 	Proc     *cage.Process // of the last start
+	Keeper   *cage.Process // nil without one
 
 	cluster *Cluster
 	index   int // in Cluster.Nodes
@@ -58,8 +59,35 @@ func (c *Cluster) AddNode(flags ...string) (*Node, error) {
 		return nil, err
 	}
 	c.Nodes = append(c.Nodes, n)
+	if c.opts.Keeper {
+		if err := n.StartKeeper(); err != nil {
+			return n, err
+		}
+	}
 	return n, n.Start()
 }
+
+func (n *Node) keeperSocket() string { return filepath.Join(filepath.Dir(n.Socket), "keeper.sock") }
+
+// StartKeeper starts the keeper of the node, and waits until it takes connections.
+func (n *Node) StartKeeper(flags ...string) (err error) {
+	_ = os.Remove(n.keeperSocket())
+	args := append([]string{n.cluster.Tools.Keeper, "--socket", n.keeperSocket()}, flags...)
+	if n.Keeper, err = n.Host.Start(cage.Command{Name: "keeper", Args: args}); err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(startWait); ; time.Sleep(pollEvery) {
+		if _, err := os.Stat(n.keeperSocket()); err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) || !n.Keeper.Running() {
+			return fmt.Errorf("cluster: keeper of %s does not come:\n%s", n.Name, n.Keeper.Output())
+		}
+	}
+}
+
+// End ends the node's process with SIGKILL and leaves its mounts to the keeper.
+func (n *Node) End() error { return n.Proc.Kill() }
 
 // startWait bounds the wait for a node to answer on its control socket.
 const startWait = 30 * time.Second
@@ -107,6 +135,9 @@ func (n *Node) Launch() error {
 		seeds = append(seeds, fmt.Sprintf("%s:%d", other.Host.IP, gossipPort))
 	}
 	args = append(args, "--join", strings.Join(seeds, ","))
+	if n.Keeper != nil {
+		args = append(args, "--keeper-socket", n.keeperSocket())
+	}
 	args = append(append(args, c.opts.Flags...), n.flags...)
 	p, err := n.Host.Start(cage.Command{Name: "node", Args: args, Env: n.env()})
 	if err != nil {
@@ -147,6 +178,9 @@ func (n *Node) Stop() error {
 	code, err := n.Proc.Stop(stopWait)
 	if err == nil && code != 0 {
 		err = fmt.Errorf("cluster: node %s ended with %d:\n%s", n.Name, code, n.Proc.Output())
+	}
+	if n.Keeper != nil {
+		return err // it has the mounts
 	}
 	for _, dir := range n.mounts {
 		_ = cage.Detach(dir)

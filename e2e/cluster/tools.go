@@ -20,6 +20,7 @@ import (
 type Tools struct {
 	Root      string // of the repository
 	Shardwell string // the binary under test
+	Keeper    string // likewise, the one that holds mounts: beside it
 	Versitygw string
 	Python    string
 	Pictures  string // a directory of photographs
@@ -62,16 +63,28 @@ func prepare() (Tools, error) {
 		if err := os.Unsetenv("SHARDWELL_BIN"); err != nil {
 			return t, err
 		}
-		_, err := os.Stat(t.Shardwell)
-		return t, err
+		if _, err := os.Stat(t.Shardwell); err != nil {
+			return t, err
+		}
+		t.Keeper = filepath.Join(filepath.Dir(t.Shardwell), "shardwell-keeper")
+		if _, err := os.Stat(t.Keeper); err == nil {
+			return t, nil
+		}
+		t.Keeper = filepath.Join(cache, "bin", "shardwell-keeper")
+		return t, build(ctx, root, t.Keeper, "./cmd/shardwell-keeper")
 	}
-	t.Shardwell = filepath.Join(cache, "bin", "shardwell")
-	build := exec.CommandContext(ctx, "go", "build", "-o", t.Shardwell, "./cmd/shardwell")
-	build.Dir, build.Env = root, append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return t, fmt.Errorf("build shardwell: %w\n%s", err, out)
+	t.Shardwell, t.Keeper = filepath.Join(cache, "bin", "shardwell"), filepath.Join(cache, "bin", "shardwell-keeper")
+	return t, build(ctx, root, t.Shardwell, "./cmd/shardwell", "./cmd/shardwell-keeper")
+}
+
+// build makes programs in the directory of to, each under the name of its package.
+func build(ctx context.Context, root, to string, packages ...string) error {
+	cmd := exec.CommandContext(ctx, "go", append([]string{"build", "-o", filepath.Dir(to) + "/"}, packages...)...)
+	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build: %w\n%s", err, out)
 	}
-	return t, nil
+	return nil
 }
 
 // findRoot walks up to the directory that holds e2e/setup.

@@ -32,7 +32,7 @@ const (
 
 	offMagic       = 0  // u64, written last
 	offVersion     = 8  // u32
-	offRecord      = 12 // u32, bytes
+	offRecord      = 12 // u32, bytes; the highest bit says in which of two places it is
 	offInit        = 16 // u32, bytes of the request | bytes of the reply << 16; 0 = not recorded
 	offClosing     = 20 // u32, backing id
 	offNextHandle  = 24 // u64
@@ -42,10 +42,10 @@ const (
 
 	initOffset    = 4 << 10 // request, then reply, maxInitBytes each
 	recordOffset  = initOffset + 2*maxInitBytes
-	againOffset   = recordOffset + MaxRecordBytes
-	againBytes    = 16 // unique u64 (0 = free), times u32, kills u32
+	againOffset   = recordOffset + 2*MaxRecordBytes
+	againBytes    = 16 // unique u64 (0 = free), times u32, blame u32
 	handlesOffset = againOffset + maxAgain*againBytes
-	handleBytes   = 32 // fh, node, unique u64, backing u32, used u32
+	handleBytes   = 32 // fh, node, unique u64, backing u32, use u32 (0 = free)
 	areaBytes     = handlesOffset + MaxHandles*handleBytes
 )
 
@@ -58,7 +58,17 @@ type Handle struct {
 	NodeID  uint64
 	Unique  uint64 // of the OPEN request, bit 63 cleared: the same OPEN may come again
 	Backing int32  // id of the file registered for passthrough, 0 for none
+	Direct  bool   // its reads come to the server all the same
 }
+
+// Uses of a slot of a handle.
+const (
+	useOpen   = 1
+	useDirect = 2
+)
+
+// secondRecord marks the second place of a record.
+const secondRecord = 1 << 31
 
 // Area is what a successor must know of a session, in memory that outlives the
 // process: a memfd, sparse, whose pages exist when they were written to. It implements
@@ -98,8 +108,7 @@ func NewArea(record []byte) (*Area, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("state of a mount: %w", err), f.Close())
 	}
-	copy(a.mem[recordOffset:], record)
-	a.store32(offRecord, uint32(len(record)))
+	_ = a.SetRecord(record) // fits
 	a.store32(offVersion, LayoutVersion)
 	a.store64(offMagic, magic)
 	a.index()
@@ -121,6 +130,23 @@ func OpenArea(f *os.File) (*Area, error) {
 	return a, nil
 }
 
+// OpenAreaToLook is OpenArea for a session whose server may be at work: the area can be
+// asked for Record and Init, and nothing is written to it.
+func OpenAreaToLook(f *os.File) (*Area, error) {
+	a := &Area{file: f}
+	if f == nil {
+		return nil, errors.New("state of a mount: no file")
+	}
+	err := a.check()
+	if err == nil {
+		a.mem, err = unix.Mmap(int(f.Fd()), 0, areaBytes, unix.PROT_READ, unix.MAP_SHARED)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("state of a mount: %w", err), f.Close())
+	}
+	return a, nil
+}
+
 // check reads the header, and maps nothing that may be shorter than it should be.
 func (a *Area) check() error {
 	var head [recordOffset]byte
@@ -138,7 +164,7 @@ func (a *Area) check() error {
 	if err != nil {
 		return err
 	}
-	if st.Size() < areaBytes || binary.NativeEndian.Uint32(head[offRecord:]) > MaxRecordBytes ||
+	if st.Size() < areaBytes || binary.NativeEndian.Uint32(head[offRecord:])&^secondRecord > MaxRecordBytes ||
 		binary.NativeEndian.Uint32(head[offHandles:]) > MaxHandles {
 		return errors.New("no area of a session: it is damaged")
 	}
@@ -150,8 +176,7 @@ func (a *Area) mapFile() (err error) {
 	return err
 }
 
-// index finds what is there, and charges the request that was docked when its server
-// ended with that end.
+// index finds what is there.
 func (a *Area) index() {
 	a.slots, a.again = make(map[uint64]uint32), make(map[uint64]uint32)
 	a.seen = make(map[uint64]bool)
@@ -163,7 +188,6 @@ func (a *Area) index() {
 		}
 		a.slots[a.load64(at)] = i
 	}
-	docked := a.load64(offDock)
 	for i := range uint32(maxAgain) {
 		at := againAt(i)
 		unique := a.load64(at)
@@ -172,19 +196,41 @@ func (a *Area) index() {
 			continue
 		}
 		a.again[unique] = i
-		if unique == docked {
-			a.store32(at+12, a.load32(at+12)+1)
-		}
 	}
-	a.store64(offDock, 0)
 }
 
 // File returns the memfd, which is borrowed.
 func (a *Area) File() *os.File { return a.file }
 
-// Record returns what NewArea was given.
+// Record returns what NewArea or SetRecord was given last.
 func (a *Area) Record() []byte {
-	return append([]byte(nil), a.mem[recordOffset:recordOffset+int(a.load32(offRecord))]...)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	at, n := recordAt(a.load32(offRecord))
+	return append([]byte(nil), a.mem[at:at+n]...)
+}
+
+// SetRecord replaces the description of the session.
+func (a *Area) SetRecord(record []byte) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(record) > MaxRecordBytes {
+		return fmt.Errorf("state of a mount: a description of %d bytes: at most %d", len(record), MaxRecordBytes)
+	}
+	next := uint32(len(record)) | ^a.load32(offRecord)&secondRecord // the place that is not in use
+	at, _ := recordAt(next)
+	copy(a.mem[at:], record)
+	a.store32(offRecord, next)
+	return nil
+}
+
+// recordAt returns where a record is.
+func recordAt(word uint32) (at, n int) {
+	at, n = recordOffset, int(word&^secondRecord)
+	if word&secondRecord != 0 {
+		at += MaxRecordBytes
+	}
+	return at, n
 }
 
 // Spill returns the file and the offset from which on it is free for the listings that
@@ -253,7 +299,11 @@ func (a *Area) Put(h Handle) error {
 	a.store64(at+8, h.NodeID)
 	a.store64(at+16, h.Unique)
 	a.store32(at+24, uint32(h.Backing))
-	a.store32(at+28, 1)
+	use := uint32(useOpen)
+	if h.Direct {
+		use |= useDirect
+	}
+	a.store32(at+28, use)
 	a.slots[h.FH] = i
 	return nil
 }
@@ -278,7 +328,7 @@ func (a *Area) Handles() []Handle {
 	all := make([]Handle, 0, len(a.slots))
 	for _, i := range a.slots {
 		at := handleAt(i)
-		all = append(all, Handle{FH: a.load64(at), NodeID: a.load64(at + 8), Unique: a.load64(at + 16), Backing: int32(a.load32(at + 24))})
+		all = append(all, Handle{FH: a.load64(at), NodeID: a.load64(at + 8), Unique: a.load64(at + 16), Backing: int32(a.load32(at + 24)), Direct: a.load32(at+28)&useDirect != 0})
 	}
 	return all
 }

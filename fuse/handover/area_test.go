@@ -56,7 +56,7 @@ func TestAreaIsFoundAgain(t *testing.T) {
 	}
 	var want []Handle
 	for i := range 100 {
-		h := Handle{FH: a.NextHandle(), NodeID: uint64(i) << 32, Unique: uint64(1000 + i), Backing: int32(i % 3)}
+		h := Handle{FH: a.NextHandle(), NodeID: uint64(i) << 32, Unique: uint64(1000 + i), Backing: int32(i % 3), Direct: i%5 == 0}
 		if err := a.Put(h); err != nil {
 			t.Fatal(err)
 		}
@@ -76,7 +76,7 @@ func TestAreaIsFoundAgain(t *testing.T) {
 		if got := handlesOf(a); !slices.Equal(got, want) {
 			t.Errorf("handles %v, want %v", got, want)
 		}
-		if string(a.Record()) != "what it is" || a.LastBacking() != 7 || a.BackingClosing() != 5 {
+		if string(a.Record()) != "what it is" || a.SetRecord([]byte("another")) != nil || string(again(t, a).Record()) != "another" || a.SetRecord([]byte("what it is")) != nil || a.LastBacking() != 7 || a.BackingClosing() != 5 {
 			t.Errorf("%q, %d, %d", a.Record(), a.LastBacking(), a.BackingClosing())
 		}
 	}
@@ -123,7 +123,7 @@ func TestAreaTornWrites(t *testing.T) {
 			}
 		}
 		a.store32(handleAt(slot)+28, 1)
-		if got := handlesOf(again(t, a)); len(got) != 3 || got[2] != (Handle{77, 88, 99, 4}) {
+		if got := handlesOf(again(t, a)); len(got) != 3 || got[2] != (Handle{77, 88, 99, 4, false}) {
 			t.Errorf("slot %d at the end: %v", slot, got)
 		}
 		copy(a.mem, before)
@@ -160,8 +160,8 @@ func TestAreaOfAnotherVersion(t *testing.T) {
 	}
 }
 
-// The request that ended its server while it was alone is charged with it, and no other.
-func TestAreaChargesTheDocked(t *testing.T) {
+// The request that was alone when its server ended is blamed for it, and no other.
+func TestAreaBlamesTheDocked(t *testing.T) {
 	a := newArea(t, "")
 	for i := 1; i <= 5; i++ {
 		for _, unique := range []uint64{10, 20} {
@@ -171,6 +171,9 @@ func TestAreaChargesTheDocked(t *testing.T) {
 		}
 		a.Dock(10)
 		a = again(t, a)
+		a.Blame(1)
+		a.Dock(0)
+		a.Blame(1) // nobody
 	}
 	if a.Answered(10); !slices.Equal(a.Unanswered(), []uint64{20}) {
 		t.Errorf("unanswered: %v", a.Unanswered())

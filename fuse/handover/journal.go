@@ -14,7 +14,7 @@ func (a *Area) BackingClosing() int32 { return int32(a.load32(offClosing)) }
 
 // Taken implements fuse.Journal. A request beyond those that can be counted is one that
 // came for the first time.
-func (a *Area) Taken(unique uint64) (times, kills int) {
+func (a *Area) Taken(unique uint64) (times, blame int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	i, known := a.again[unique]
@@ -67,6 +67,16 @@ func (a *Area) forgetUnseen() {
 
 // Dock implements fuse.Journal.
 func (a *Area) Dock(unique uint64) { a.store64(offDock, unique) }
+
+// Blame implements fuse.Journal.
+func (a *Area) Blame(by int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if i, known := a.again[a.load64(offDock)]; known {
+		at := againAt(i) + 12
+		a.store32(at, a.load32(at)+uint32(by))
+	}
+}
 
 // Unanswered implements fuse.Journal.
 func (a *Area) Unanswered() []uint64 {

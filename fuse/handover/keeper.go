@@ -81,11 +81,11 @@ func (k *Keeper) Run(ctx context.Context, socket *Socket) error {
 		}
 	})
 	defer stop()
-	ctx, cancel := context.WithCancel(ctx)
+	watching, cancel := context.WithCancel(ctx)
 	defer k.release()
 	defer k.group.Wait()
 	defer cancel()
-	k.group.Go(func() { k.watch(ctx) })
+	k.group.Go(func() { k.watch(watching) })
 	for {
 		c, err := accept(socket.f)
 		switch {

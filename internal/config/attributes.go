@@ -40,3 +40,16 @@ func (r Resolved) Attributes() map[string]string {
 	}
 	return out
 }
+
+// MountAttributes returns all options of c that a mount may set, as
+// [Config.WithAttributes] takes them, whether they were set or not: what a mount
+// goes on with when its node is started with others.
+func (c Config) MountAttributes() map[string]string {
+	out := map[string]string{}
+	for _, f := range fields() {
+		if f.in(ScopeMount) {
+			out[f.key()] = strings.Join(f.texts(&c), ",")
+		}
+	}
+	return out
+}

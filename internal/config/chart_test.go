@@ -11,7 +11,7 @@ import (
 // managed are the options that the chart sets itself, from values of its own or from the Pod.
 var managed = map[Scope][]string{
 	ScopeNode: {
-		"cacheDir", "join", "bind", "peerBind", "advertise", "secretFile", "insecure", "name", "zone", "rack", "metricsBind", "controlSocket",
+		"cacheDir", "join", "bind", "peerBind", "advertise", "secretFile", "insecure", "name", "zone", "rack", "metricsBind", "controlSocket", "keeperSocket",
 		"endpoint", "region", "caFile", "credentialsFile", "originDir",
 	},
 	ScopeCSI: {"nodeId", "kubeletDir", "selfRegister", "registrationPath", "controlSocket"},

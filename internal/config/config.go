@@ -69,6 +69,8 @@ type Config struct {
 	MetricsBind string `name:"metrics-bind" scope:"node"`
 	// Unix socket on which the node takes commands.
 	ControlSocket string `name:"control-socket" scope:"node,client,csi"`
+	// Unix socket of the keeper that holds the mounts while this node is restarted, or "systemd" for the descriptor store of the service. Default: none; mounts end with the node.
+	KeeperSocket string `name:"keeper-socket" scope:"node"`
 	// Lowest level that is logged: debug, info, warn or error.
 	LogLevel string `name:"log-level" scope:"node,csi"`
 	// Format of log lines: text or json.

@@ -149,6 +149,9 @@ func checkNode(c Config) *problem {
 	}
 	// sun_path of Linux has 108 bytes; some are for the name under which the socket is made.
 	const maxSocketBytes = 96
+	if len(c.KeeperSocket) > maxSocketBytes {
+		return &problem{[]string{"keeper-socket"}, fmt.Sprintf("path %q is longer than %d bytes", c.KeeperSocket, maxSocketBytes), "use a shorter path"}
+	}
 	if c.ControlSocket == "" || len(c.ControlSocket) > maxSocketBytes {
 		return &problem{[]string{"control-socket"}, fmt.Sprintf("path %q is empty or longer than %d bytes", c.ControlSocket, maxSocketBytes), "use a shorter path"}
 	}

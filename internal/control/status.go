@@ -17,6 +17,8 @@ type Status struct {
 	Seeds      Seeds       `json:"seeds"`      // that this node was told to join
 	Refused    []Refusal   `json:"refused"`    // members that were turned away, newest first
 	Mounts     []Mount     `json:"mounts"`     // of this node
+	Keeper     string      `json:"keeper"`     // that holds them: connected or absent; "" for none configured
+	TakingOver int         `json:"takingOver"` // mounts of a predecessor that are not served yet
 	Datasets   []Dataset   `json:"datasets"`   // that are mounted in this node
 	Pins       []Pin       `json:"pins"`       // that this node knows of
 	Broadcasts []Broadcast `json:"broadcasts"` // that this node takes part in

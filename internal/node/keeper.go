@@ -88,20 +88,25 @@ func (n *Node) keepTelling(ctx context.Context) error {
 // use says that a mount uses its dataset, and returns when the others know or have had
 // time to: from then on their eviction spares it.
 func (n *Node) use(ctx context.Context, m *mount) (end func()) {
+	end = n.claimUse(m)
+	ctx, cancel := context.WithTimeout(ctx, tellPatience)
+	defer cancel()
+	n.tell(ctx)
+	return end
+}
+
+// claimUse is use without waiting for the others.
+func (n *Node) claimUse(m *mount) (end func()) {
 	policy, err := evict.ParsePolicy(m.options.CachePolicy)
 	if err != nil {
 		policy = evict.Epoch // was validated
 	}
 	remove := n.uses.add(claim{m.dataset(), policy, int64(m.options.Quota)})
-	end = func() {
+	return func() {
 		if !n.mounts.stopping() { // a node that restarts mounts it again
 			remove()
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, tellPatience)
-	defer cancel()
-	n.tell(ctx)
-	return end
 }
 
 // dataset returns what a mount shows.

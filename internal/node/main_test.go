@@ -158,8 +158,14 @@ type running struct {
 // start runs a node until the test ends, and checks that it leaves nothing behind.
 func start(t *testing.T, cfg config.Config) *running {
 	t.Helper()
+	return startWith(t, cfg, nil)
+}
+
+// startWith is start for a node that goes on with mounts.
+func startWith(t *testing.T, cfg config.Config, turn *Turn) *running {
+	t.Helper()
 	log := new(lines)
-	n, err := New(cfg, slog.New(slog.NewTextHandler(log, nil)))
+	n, err := Resume(cfg, slog.New(slog.NewTextHandler(log, nil)), turn)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,6 +175,7 @@ func start(t *testing.T, cfg config.Config) *running {
 	go func() { done <- n.Run(ctx) }()
 	r.stop = sync.OnceValue(func() error {
 		cancel()
+		defer turn.Close()
 		return <-done
 	})
 	t.Cleanup(func() {

@@ -6,14 +6,16 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/shardwell/shardwell/fuse"
+	"github.com/shardwell/shardwell/fuse/handover"
 	"github.com/shardwell/shardwell/internal/config"
 	"github.com/shardwell/shardwell/internal/control"
 	"github.com/shardwell/shardwell/objstore"
@@ -31,9 +33,13 @@ type mounts struct {
 	byDir map[string]*mount   // by [fuse.Canonical] directory; nil while one is being made
 	live  map[*mount]struct{} // whose session runs, those detached from their directory included
 	past  totals              // of sessions that ended
-	ctx   context.Context     // of all sessions; set before begun is closed
+	ctx   context.Context     // of the node; set before begun is closed
 	begun chan struct{}
-	group sync.WaitGroup // of live; grows only within a request
+	quiet chan struct{} // closed when Run has returned
+
+	serving context.Context // of all sessions
+	stop    context.CancelFunc
+	group   sync.WaitGroup // of live; grows only within a request
 }
 
 // mount is one session and what it shows.
@@ -44,27 +50,82 @@ type mount struct {
 	named   string // the prefix as the user wrote it
 	prefix  string // what keys begin with: "" or with a slash at its end
 	options config.Config
-	who     *principal    // nil: the node itself
-	release func()        // gives back the origin; may be called again
-	filled  func()        // ends that the dataset is to be filled; nil when it is not; under mounts.mu
-	ended   chan struct{} // closed when the session has gone and left nothing behind
+	who     *principal     // nil: the node itself
+	area    *handover.Area // what a successor must know; nil without a keeper
+	kept    atomic.Uint64  // its number at the keeper, 0 for none
+	cancel  func()         // ends the session; set by serve
+	left    atomic.Bool    // to the keeper: it goes on without this node
+	filled  func()         // ends that the dataset is to be filled; nil when it is not; under mounts.mu
+	release func()         // gives back the origin; may be called again
+	ended   chan struct{}  // closed when the session has gone and left nothing behind
 }
+
+func (m *mount) keptAs() uint64    { return m.kept.Load() }
+func (m *mount) setKept(id uint64) { m.kept.Store(id) }
 
 func newMounts(n *Node) *mounts {
-	return &mounts{n: n, log: n.log, byDir: make(map[string]*mount), live: make(map[*mount]struct{}), begun: make(chan struct{})}
+	serving, stop := context.WithCancel(context.Background())
+	return &mounts{serving: serving, stop: stop, n: n, log: n.log, byDir: make(map[string]*mount), live: make(map[*mount]struct{}), begun: make(chan struct{}), quiet: make(chan struct{})}
 }
 
-// Run lets sessions live until ctx ends. Then it ends all requests, so that
-// none makes a new one, and waits until the sessions have gone.
+// Run lets sessions live until ctx ends, those that a predecessor left first of all. Then it
+// ends all requests, so that none makes a new one, and the sessions that no keeper holds.
+// The others go on until leave: their readers are not to wait while this node takes its leave.
 func (m *mounts) Run(ctx context.Context) error {
+	defer close(m.quiet)
 	m.mu.Lock()
 	m.ctx = ctx
 	close(m.begun)
 	m.mu.Unlock()
+	m.n.keeping.adoptAll(ctx)
 	<-ctx.Done()
 	m.n.requests.close()
-	m.group.Wait()
+	var ending []*mount
+	for _, x := range m.running() {
+		if !m.n.keeping.holds(x) {
+			x.cancel()
+			ending = append(ending, x)
+		}
+	}
+	for _, x := range ending {
+		<-x.ended
+	}
 	return nil
+}
+
+// leave hands over to the keeper what that holds, and returns when no session runs any more.
+// Run was called.
+func (m *mounts) leave() {
+	<-m.quiet
+	var handing sync.WaitGroup
+	for _, x := range m.running() {
+		if m.n.keeping.holds(x) {
+			handing.Go(func() { m.handOver(context.Background(), x) })
+		}
+	}
+	handing.Wait()
+	m.stop()
+	m.group.Wait()
+}
+
+// handOver leaves a mount to the keeper.
+func (m *mounts) handOver(ctx context.Context, x *mount) {
+	ctx, cancel := context.WithTimeout(ctx, handOverWait)
+	defer cancel()
+	x.left.Store(true)
+	dir := x.session.Dir()
+	if err := x.session.Leave(ctx); err != nil {
+		m.log.Error("mount cannot be left to the keeper", "directory", dir, "error", err)
+	} else if !m.n.keeping.holds(x) { // it has ended just now
+		m.log.Error("mount ends with the node: its keeper has ended", "directory", dir, "error", fuse.UnmountDir(dir, true))
+	}
+}
+
+// running returns the mounts whose session runs.
+func (m *mounts) running() []*mount {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Keys(m.live))
 }
 
 // stopping reports whether sessions end because the node does.
@@ -153,7 +214,7 @@ func (n *Node) Mount(ctx context.Context, req control.MountRequest) (reply contr
 }
 
 func (n *Node) mount(ctx context.Context, req control.MountRequest) (control.MountReply, error) {
-	for _, done := range []<-chan struct{}{n.mounts.begun, n.cluster.joined()} {
+	for _, done := range []<-chan struct{}{n.mounts.begun, n.keeping.adopted, n.cluster.joined()} {
 		select {
 		case <-done:
 		case <-ctx.Done():
@@ -185,10 +246,11 @@ func (n *Node) mount(ctx context.Context, req control.MountRequest) (control.Mou
 		return control.MountReply{}, fmt.Errorf("mountpoint %s: %s is mounted there already, with other options: unmount it first", dir, have.uri)
 	default:
 		have.who.adopt(want.who)
+		n.keeping.describe(have, req)
 		return control.MountReply{Source: have.uri, Existing: true}, nil
 	}
 	if err = checkMountpoint(dir); err == nil {
-		err = n.open(ctx, want, dir)
+		err = n.open(ctx, want, req, dir)
 	}
 	if err != nil {
 		n.mounts.forget(dir, nil)
@@ -199,57 +261,8 @@ func (n *Node) mount(ctx context.Context, req control.MountRequest) (control.Mou
 	return control.MountReply{Source: want.uri}, nil
 }
 
-// plan works out what a request asks for, without touching anything.
-func (n *Node) plan(req control.MountRequest) (*mount, error) {
-	cfg, err := n.configFor(req.Options)
-	if err != nil {
-		return nil, err
-	}
-	if cfg.OriginTimeout != n.cfg.OriginTimeout {
-		return nil, &config.Error{What: fmt.Sprintf("this node waits %v for the origin on behalf of all its mounts", n.cfg.OriginTimeout),
-			Do: "set --origin-timeout where the node is started"}
-	}
-	if cfg.UID < 0 {
-		cfg.UID = int(req.Caller.UID)
-	}
-	if cfg.GID < 0 {
-		cfg.GID = int(req.Caller.GID)
-	}
-	uri, err := config.ParseURI(req.URI)
-	if err != nil {
-		return nil, err
-	}
-	if !filepath.IsAbs(req.Dir) || filepath.Clean(req.Dir) != req.Dir {
-		return nil, &config.Error{What: fmt.Sprintf("mountpoint %q is not an absolute path without . and ..", req.Dir)}
-	}
-	bucket, named, err := bucketOf(cfg, uri)
-	if err != nil {
-		return nil, err
-	}
-	return &mount{uri: uri.String(), bucket: bucket, named: named, prefix: dirPrefix(named), options: cfg, ended: make(chan struct{})}, nil
-}
-
-// dirPrefix returns what the keys of a directory begin with.
-func dirPrefix(named string) string {
-	if named == "" || strings.HasSuffix(named, "/") {
-		return named
-	}
-	return named + "/"
-}
-
-// sameData reports whether two mounts show the same.
-func (m *mount) sameData(o *mount) bool { return m.bucket == o.bucket && m.prefix == o.prefix }
-
-// sameOptions reports whether two mounts show things in the same way.
-func (m *mount) sameOptions(o *mount) bool {
-	a, b := m.options, o.options
-	return (m.who == nil) == (o.who == nil) && sameWay(s3Config(a, "", nil), s3Config(b, "", nil)) && a.UID == b.UID && a.GID == b.GID && a.FileMode == b.FileMode && a.DirMode == b.DirMode &&
-		a.AllowOther == b.AllowOther && a.Consistency == b.Consistency && a.VerifyReads == b.VerifyReads &&
-		a.CachePolicy == b.CachePolicy && a.Quota == b.Quota && a.PrefetchShards == b.PrefetchShards && a.TarView == b.TarView && a.BackgroundFill == b.BackgroundFill
-}
-
 // open makes the session of a mount and serves it. It leaves nothing behind when it fails.
-func (n *Node) open(ctx context.Context, m *mount, dir string) (err error) {
+func (n *Node) open(ctx context.Context, m *mount, req control.MountRequest, dir string) (err error) {
 	admitted, err := n.origins.admit(m.options, m.bucket)
 	if err != nil {
 		return err
@@ -261,13 +274,16 @@ func (n *Node) open(ctx context.Context, m *mount, dir string) (err error) {
 		m.who.close()
 	}
 	state, err := n.disks.sessionDir()
+	if err == nil {
+		err = n.keeping.begin(m, req)
+	}
 	if err != nil {
 		m.release()
 		return err
 	}
 	if err := n.prepare(ctx, m, dir, state); err != nil {
 		m.release()
-		return errors.Join(err, os.RemoveAll(state))
+		return errors.Join(err, m.closeArea(), os.RemoveAll(state))
 	}
 	n.mounts.serve(m, dir, state)
 	select {
@@ -282,20 +298,18 @@ func (n *Node) open(ctx context.Context, m *mount, dir string) (err error) {
 	}
 }
 
+func (m *mount) closeArea() error {
+	if m.area == nil {
+		return nil
+	}
+	return m.area.Close()
+}
+
 // prepare makes a session and attaches it to a directory.
 func (n *Node) prepare(ctx context.Context, m *mount, dir, state string) (err error) {
-	cfg := m.options
-	var tars fuse.Tars
-	if cfg.TarView {
-		tars = tarView{n, m.who}
-	}
-	m.session, err = fuse.New(fuse.Config{
-		Tars: tars, Bucket: m.bucket, Prefix: m.named, URI: m.uri, UTF8Keys: m.bucket.Name != "", // a directory has any
-		Names: asking{n.names, m.who}, Data: data{n.cache, m.who}, Prove: func() time.Duration { return n.proveWithin(m.who, m.bucket) }, StateDir: state, Consistency: consistency(cfg.Consistency),
-		UID: uint32(cfg.UID), GID: uint32(cfg.GID), FileMode: fs.FileMode(cfg.FileMode), DirMode: fs.FileMode(cfg.DirMode),
-		AllowOther: cfg.AllowOther, NoPassthrough: cfg.VerifyReads == "always",
-		PrefetchBytes: n.prefetchBytes(), NextFiles: nextFiles(cfg.PrefetchShards), NameBudget: time.Duration(n.cfg.OriginTimeout), Buffers: n.buffers, Logger: n.log,
-	})
+	c := n.fuseConfig(m)
+	c.StateDir = state
+	m.session, err = fuse.New(c)
 	if err != nil {
 		return err
 	}
@@ -308,14 +322,18 @@ func (n *Node) prepare(ctx context.Context, m *mount, dir, state string) (err er
 	return nil
 }
 
-// serve runs a session until it ends, then forgets it. The caller is within a request.
+// serve runs a session until it ends, then forgets it. The caller is within a request, or
+// within Run.
 func (m *mounts) serve(x *mount, dir, state string) {
+	ctx, cancel := context.WithCancel(m.serving)
+	x.cancel = cancel
 	m.mu.Lock()
 	m.live[x] = struct{}{}
 	m.mu.Unlock()
 	m.group.Go(func() {
 		defer close(x.ended)
-		if err := x.session.Run(m.ctx); err != nil {
+		defer cancel()
+		if err := x.session.Run(ctx); err != nil {
 			m.log.Error("mount ended", "directory", dir, "uri", x.uri, "error", err)
 		}
 		m.mu.Lock()
@@ -327,11 +345,15 @@ func (m *mounts) serve(x *mount, dir, state string) {
 			filled()
 		}
 		m.forget(dir, x)
+		if !x.left.Load() {
+			m.n.keeping.drop(x)
+		}
 		x.release()
-		if err := errors.Join(x.session.Close(), os.RemoveAll(state)); err != nil {
+		if err := errors.Join(x.session.Close(), x.closeArea(), os.RemoveAll(state)); err != nil {
 			m.log.Warn("mount left something behind", "directory", dir, "error", err)
 		}
 	})
+	m.n.keeping.serving(x)
 }
 
 // Umount implements control.Node.
@@ -340,6 +362,11 @@ func (n *Node) Umount(ctx context.Context, dir string) error {
 }
 
 func (n *Node) umount(ctx context.Context, dir string) error {
+	select {
+	case <-n.keeping.adopted:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	n.mounts.mu.Lock()
 	m, ok := n.mounts.byDir[dir]
 	n.mounts.mu.Unlock()
@@ -376,6 +403,10 @@ func (n *Node) Detach() {
 		dirs = append(dirs, dir)
 	}
 	for x := range n.mounts.live {
+		if n.keeping.holds(x) { // a successor goes on with it
+			dirs = slices.DeleteFunc(dirs, func(dir string) bool { return dir == x.session.Dir() })
+			continue
+		}
 		if dir := x.session.Dir(); !slices.Contains(dirs, dir) {
 			dirs = append(dirs, dir)
 		}
@@ -432,14 +463,4 @@ func (m *mounts) longestTTL() (ttl time.Duration) {
 func removeDead(dir string) bool {
 	e, ok := fuse.FindMount(dir)
 	return ok && e.Ours() && !fuse.Served(e.Dir) && fuse.UnmountDir(e.Dir, true) == nil
-}
-
-func consistency(c config.Consistency) fuse.Consistency {
-	switch c.Mode {
-	case config.ConsistencyOpen:
-		return fuse.Consistency{Mode: fuse.ModeOpen}
-	case config.ConsistencyImmutable:
-		return fuse.Consistency{Mode: fuse.ModeImmutable}
-	}
-	return fuse.Consistency{Mode: fuse.ModeTTL, TTL: c.TTL}
 }

@@ -55,6 +55,7 @@ type Node struct {
 	tars    *tarindex.Library
 	cluster *cluster
 	mounts  *mounts
+	keeping *keeping
 	watch   *watch   // metrics and health
 	foreign *foreign // what others than the node read
 	usage   usage
@@ -76,7 +77,12 @@ var _ control.Node = (*Node)(nil)
 
 // New makes a node and opens its ports, so that an error that the user can mend
 // comes at once. The caller calls Run or Close.
-func New(cfg config.Config, log *slog.Logger) (_ *Node, err error) {
+func New(cfg config.Config, log *slog.Logger) (*Node, error) { return Resume(cfg, log, nil) }
+
+// Resume is New for a node that goes on with the mounts of a predecessor, and leaves its
+// own to a successor; without a turn its mounts end with it. The caller closes the turn after
+// the node, and after all that a successor needs is free.
+func Resume(cfg config.Config, log *slog.Logger, turn *Turn) (_ *Node, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -84,6 +90,7 @@ func New(cfg config.Config, log *slog.Logger) (_ *Node, err error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	n := &Node{cfg: cfg, log: log, geometry: cfg.Geometry(), requests: newRequests(), left: make(chan struct{})}
+	n.keeping = newKeeping(n, turn)
 	defer func() {
 		if err != nil {
 			n.Close()
@@ -168,8 +175,8 @@ func (n *Node) joinLayers() (err error) {
 }
 
 // Run serves until ctx ends, and then ends what stands on others before what it
-// stands on: requests and mounts go away, the other members hear that this one
-// restarts, streams under way finish, and the cache directories are marked clean. It
+// stands on: requests and mounts go away, but those that a keeper holds, the other members hear that this one
+// restarts, the keeper's mounts are left to it, streams under way finish, and the cache directories are marked clean. It
 // returns nil then, and the error of the part that failed otherwise.
 func (n *Node) Run(ctx context.Context) error {
 	defer n.Close()
@@ -185,11 +192,13 @@ func (n *Node) Run(ctx context.Context) error {
 	})
 	group.Go(func() error {
 		defer stopDisks()
+		defer n.mounts.leave() // they read on from the disks while the others are told
 		return part(forCluster, "cluster", n.cluster.Run)
 	})
 	group.Go(func() error { return part(forDisks, "cache directories", n.disks.Run) })
 	group.Go(func() error { return part(forDisks, "metrics", n.watch.Run) })
 	group.Go(func() error { return part(forCluster, "indexes of tars", n.tars.Run) })
+	group.Go(func() error { return part(forDisks, "keeper", n.keeping.Run) })
 	group.Go(func() error { return part(forCluster, "uses", n.keepTelling) })
 	group.Go(func() error { return part(forCluster, "moves", n.keepMoving) })
 	group.Go(func() error { return part(forCluster, "warm-ups", n.keepJobs) })
@@ -200,6 +209,8 @@ func (n *Node) Run(ctx context.Context) error {
 	group.Go(func() error {
 		select {
 		case <-n.left: // drained
+			stop()
+		case <-n.keeping.yielded:
 			stop()
 		case <-run.Done():
 		}
@@ -213,6 +224,16 @@ func (n *Node) Run(ctx context.Context) error {
 	}
 	n.log.Info("node stopped", "name", n.name, "id", n.id)
 	return nil
+}
+
+// drained reports whether the node leaves for good, and its mounts with it.
+func (n *Node) drained() bool {
+	select {
+	case <-n.left:
+		return true
+	default:
+		return false
+	}
 }
 
 // part runs a part of the node, which is to end with ctx and not before.

@@ -37,7 +37,11 @@ type principal struct {
 // configFor returns the node's configuration as the options of a request change it. Options that
 // say whose the request is take the place of all that the node's own say of that.
 func (n *Node) configFor(options map[string]string) (config.Config, error) {
-	base := n.cfg
+	return configFor(n.cfg, options)
+}
+
+// configFor is that of a node with the configuration base.
+func configFor(base config.Config, options map[string]string) (config.Config, error) {
 	_, file := options["credentialsFile"]
 	_, profile := options["profile"]
 	text, said := options["anonymous"]

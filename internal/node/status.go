@@ -29,7 +29,8 @@ func (n *Node) Status(ctx context.Context) (st control.Status, err error) {
 }
 
 func (n *Node) status(ctx context.Context) (_ control.Status, err error) {
-	st := control.Status{Node: n.name, ID: n.id, Version: Version, Bytes: n.bytes(), Seeds: control.Seeds(n.cluster.group.Seeds())}
+	st := control.Status{Node: n.name, ID: n.id, Version: Version, Bytes: n.bytes(), Seeds: control.Seeds(n.cluster.group.Seeds()),
+		Keeper: n.keeping.state(), TakingOver: n.keeping.takingOver()}
 	table := n.cluster.ring.history.Current()
 	for _, m := range n.cluster.group.Members() {
 		st.Members = append(st.Members, control.Member{

@@ -45,8 +45,18 @@ func openWatch(n *Node) (*watch, error) {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		}
 	})
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		if left := n.keeping.takingOver(); left > 0 { // no reason to be killed
+			fmt.Fprintf(w, "ok, taking over: %d mounts are left\n", left)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if left := n.keeping.takingOver(); left > 0 {
+			http.Error(w, fmt.Sprintf("taking over: %d mounts are left", left), http.StatusServiceUnavailable)
+			return
+		}
 		if !n.ready() {
 			http.Error(w, "starting", http.StatusServiceUnavailable)
 			return
