@@ -262,13 +262,15 @@ func TestMemoryOnlyNodes(t *testing.T) {
 	}
 }
 
-// TestRingMoves has a new member get what it owns now, without anybody reading it.
+// TestRingMoves has a new member get what it owns now, without anybody reading it, and no faster
+// than was agreed.
 func TestRingMoves(t *testing.T) {
 	t.Parallel()
 	needMounts(t)
 	files := dataset()
 	o := newOrigin(t, files)
-	first := startCluster(t, o.URL(), 1, nil)[0]
+	const rate = 1 << 20 // bytes a second
+	first := startCluster(t, o.URL(), 1, func(_ int, cfg *config.Config) { cfg.MoveRate = rate })[0]
 	dir := mountpoint(t)
 	mustMount(t, first, "s3://data/", dir, nil)
 	if err := readAll(dir, files); err != nil {
@@ -276,10 +278,11 @@ func TestRingMoves(t *testing.T) {
 	}
 	cfg := testConfig(t, o.URL())
 	cfg.Name, cfg.Join = "second", []string{first.cluster.group.Addr().String()}
+	began := time.Now()
 	second := start(t, cfg)
 	agree(t, first, second)
 	before := o.Counter.Bytes.Load()
-	want := int64(0)
+	want, largest := int64(0), int64(0) // largest: of what it owns, the most in one object, which goes in one call
 	for key, data := range files {
 		obj := objectOf(o.URL(), key)
 		obj.Size = int64(len(data))
@@ -288,12 +291,14 @@ func TestRingMoves(t *testing.T) {
 			t.Fatal(err)
 		}
 		obj.ETag = info.ETag
+		here := want
 		for i := range second.geometry.Chunks(obj.Size) {
 			if span := second.geometry.ChunkSpan(obj.Size, i); second.policy.Owns(obj, obj.ID(), span.First) {
 				_, n := second.geometry.Bytes(obj.Size, span)
 				want += n
 			}
 		}
+		largest = max(largest, want-here)
 	}
 	if want == 0 {
 		t.Fatal("the new member owns nothing")
@@ -301,6 +306,9 @@ func TestRingMoves(t *testing.T) {
 	until(t, "the new member holds what it owns", func() bool {
 		return second.held(t, func(disk.Entry) bool { return true }) == want
 	})
+	if least := moveSettle + time.Duration(float64(want-largest)/rate*float64(time.Second)); time.Since(began) < least {
+		t.Errorf("%d bytes moved within %v, at %d a second it takes %v", want, time.Since(began), rate, least)
+	}
 	if got := o.Counter.Bytes.Load() - before; got != 0 {
 		t.Errorf("the move cost %d bytes of the origin", got)
 	}
