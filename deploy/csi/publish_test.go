@@ -64,7 +64,7 @@ func TestFSGroup(t *testing.T) {
 		t.Errorf("stat: %d:%d %o, %v", st.Uid, st.Gid, st.Mode, err)
 	}
 	stats, err := csi.NewNodeClient(conn).NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "csi-1", VolumePath: req.GetTargetPath()})
-	if err != nil || len(stats.GetUsage()) != 2 || stats.GetUsage()[0].GetTotal() != 5 || stats.GetUsage()[1].GetTotal() != 1 {
+	if err != nil || len(stats.GetUsage()) != 2 || stats.GetUsage()[0].GetTotal() != 5 || stats.GetUsage()[0].GetAvailable() != 5 || stats.GetUsage()[1].GetTotal() != 1 {
 		t.Errorf("stats: %v, %v", stats, err)
 	}
 	unpublish(t, conn, "csi-1", req.GetTargetPath())

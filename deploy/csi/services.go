@@ -98,7 +98,8 @@ func (s *nodeService) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpu
 }
 
 // NodeGetVolumeStats tells the size of the dataset, as far as it was listed, as capacity, and what this node
-// holds of it as used.
+// holds of it as used. All of it is available, as a volume that cannot be written to never fills up: the usual
+// alerts would tell of one that is cached as a whole.
 func (s *nodeService) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	if err := checkVolumeID(req.GetVolumeId()); err != nil {
 		return nil, toStatus(err)
@@ -120,8 +121,8 @@ func (s *nodeService) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVo
 	}
 	return &csi.NodeGetVolumeStatsResponse{
 		Usage: []*csi.VolumeUsage{
-			{Unit: csi.VolumeUsage_BYTES, Total: u.Bytes, Used: u.LocalBytes, Available: max(0, u.Bytes-u.LocalBytes)},
-			{Unit: csi.VolumeUsage_INODES, Total: u.Objects, Used: u.Objects},
+			{Unit: csi.VolumeUsage_BYTES, Total: u.Bytes, Used: u.LocalBytes, Available: u.Bytes},
+			{Unit: csi.VolumeUsage_INODES, Total: u.Objects, Used: u.Objects, Available: u.Objects},
 		},
 	}, nil
 }
