@@ -86,14 +86,12 @@ func (j *jobs) running() (n int64) {
 func (j *jobs) note(id string, change func(known warm.Record) warm.Record) warm.Record {
 	x := j.known[id]
 	if x == nil {
-		x = &job{changed: make(chan struct{})}
+		x = &job{}
 		j.known[id] = x
 		j.forget()
 	}
 	x.rec = change(x.rec)
 	x.heard = time.Now()
-	close(x.changed)
-	x.changed = make(chan struct{})
 	if x.rec.State.Ended() && x.stop != nil {
 		x.stop(errCanceled)
 	}

@@ -172,8 +172,9 @@ func (n *Node) FollowWarm(ctx context.Context, id string, tell func(warm.Record)
 				}
 			}
 			if ok && (rec.Seq != last.Seq || rec.State != last.State || rec.Started != last.Started || first) {
-				if last = rec; tell(rec) != nil || rec.State.Ended() {
-					return nil
+				last = rec
+				if err := tell(rec); err != nil || rec.State.Ended() {
+					return err
 				}
 			}
 			if err := pause(ctx, followEvery); err != nil {

@@ -9,13 +9,17 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/shardwell/shardwell/cache/evict"
 	"github.com/shardwell/shardwell/peer"
 	"github.com/shardwell/shardwell/warm"
 )
 
-// maxRounds bounds how often what is missing is fetched again.
-const maxRounds = 5
+const (
+	maxRounds = 5               // of fetching what is missing again
+	roomRetry = 3 * time.Second // after a member did not say how much room it has
+)
 
 // warmRun is a job while this node runs it.
 type warmRun struct {
@@ -74,7 +78,7 @@ func (n *Node) waitJoined(ctx context.Context) error {
 // protect sees that what is brought fits and stays, until the returned function is called.
 func (r *warmRun) protect(ctx context.Context, spec warm.Spec) (end func(), err error) {
 	if !spec.Force {
-		short, err := r.s.short(ctx)
+		short, err := r.room(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -99,6 +103,22 @@ func (r *warmRun) protect(ctx context.Context, spec warm.Spec) (end func(), err 
 			f()
 		}
 	}, nil
+}
+
+// room returns who has too little room. A member that does not answer may be about to be found dead: then what it
+// was to hold is for others.
+func (r *warmRun) room(ctx context.Context) (short []warm.Short, err error) {
+	for range bringTries {
+		if short, err = r.s.short(ctx); err == nil || pause(ctx, roomRetry) != nil {
+			return short, err
+		}
+		loads, err := r.s.assign()
+		if err != nil {
+			return nil, err
+		}
+		r.s.loads = loads
+	}
+	return short, err
 }
 
 // tooLarge says that a warm-up does not fit.
@@ -134,9 +154,21 @@ func (s *survey) pin(ctx context.Context, ttl time.Duration) error {
 		}
 	}
 	now := time.Now()
+	var made []evict.Dataset
 	for i, d := range s.sets {
-		if err := s.n.uses.pin(evict.Dataset(d), bytes[i], capacity, now.Add(ttl), now); err != nil {
-			return fmt.Errorf("pin %s: %w", uriOf(bucketOfDataset(evict.Dataset(d)), d.Prefix), err)
+		ds := evict.Dataset(d)
+		until, before := s.n.uses.pinnedUntil(ds)
+		if before && until.After(now.Add(ttl)) {
+			continue // longer, by somebody else's wish
+		}
+		if err := s.n.uses.pin(ds, bytes[i], capacity, now.Add(ttl), now); err != nil {
+			for _, x := range made { // all or none
+				err = errors.Join(err, s.n.uses.pin(x, 0, 0, time.Time{}, now))
+			}
+			return fmt.Errorf("pin %s: %w", uriOf(bucketOfDataset(ds), d.Prefix), err)
+		}
+		if !before {
+			made = append(made, ds)
 		}
 	}
 	s.n.tell(ctx)
@@ -344,13 +376,17 @@ func (r *warmRun) finish(ctx context.Context, misses []warm.Missing, lost map[pl
 
 // holdOn tells all members for how long they are to hold what a survey is about as if they owned it.
 func (s *survey) holdOn(ctx context.Context, ttl time.Duration) error {
+	group, inner := errgroup.WithContext(ctx)
+	group.SetLimit(membersAtOnce)
 	for id := range s.loads {
-		b := peer.Bring{Do: peer.DoCheck, Hold: s.prefixes(), HoldFor: ttl}
-		if err := s.n.bring(ctx, id, b, func(peer.Brought) error { return nil }); err != nil && ctx.Err() != nil {
-			return err
-		} else if err != nil {
-			s.n.log.Warn("a member was not told how long to hold what was warmed up", "peer", id, "error", err)
-		}
+		group.Go(func() error {
+			b := peer.Bring{Do: peer.DoCheck, Hold: s.prefixes(), HoldFor: ttl}
+			err := s.n.bring(inner, id, b, func(peer.Brought) error { return nil })
+			if err != nil && ctx.Err() == nil {
+				s.n.log.Warn("a member was not told how long to hold what was warmed up", "peer", id, "error", err)
+			}
+			return ctx.Err()
+		})
 	}
-	return nil
+	return group.Wait()
 }
