@@ -23,7 +23,8 @@ const (
 	fillLook    = time.Second      // between looks for what is to be filled
 	fillAfter   = 20 * time.Second // after it was first wanted: readers go first, and a short visit is none
 	fillAgain   = time.Hour        // after a pass that found nothing more to do: the bucket may have grown
-	fillRetry   = time.Minute      // after one that did not get on, for want of room or of the origin
+	fillRetry   = time.Minute      // after one that did not get on
+	fillFull    = fillAgain / 6    // after one for which there was no room
 	fillObjects = 4                // brought at once, one chunk of each
 	maxFills    = 1024             // datasets that are remembered; of more none is filled
 )
@@ -168,6 +169,9 @@ func (n *Node) keepFilling(ctx context.Context) error {
 			wait := fillAgain
 			if err != nil {
 				wait = fillRetry
+				if errors.Is(err, cache.ErrNoRoom) {
+					wait = fillFull
+				}
 				n.log.Debug("a dataset is not filled any further for now", "bucket", ds.Bucket, "prefix", ds.Prefix, "error", err)
 			}
 			n.fills.passed(ds, time.Now().Add(wait), table)
@@ -195,23 +199,31 @@ func (n *Node) fill(ctx context.Context, ds evict.Dataset) error {
 	if _, err := n.origins.Open(ctx, bucket); err != nil {
 		return err // another's endpoint, that this node does not read
 	}
-	group, run := errgroup.WithContext(ctx)
+	// Who cannot go on ends the others after the chunk that they are at: to cut it off would waste it.
+	var group errgroup.Group
+	var ended atomic.Bool
 	group.SetLimit(fillObjects)
 	q := objstore.Query{Bucket: bucket, MaxAge: fillAgain / 2}
 	dirs := []string{ds.Prefix}
 	var err error
-	for err == nil && len(dirs) > 0 && run.Err() == nil {
+	for err == nil && len(dirs) > 0 && !ended.Load() {
 		r := objstore.ListRequest{Prefix: dirs[len(dirs)-1], Delimiter: "/"}
 		dirs = dirs[:len(dirs)-1]
-		for more := true; more && run.Err() == nil; more = r.Token != "" {
+		for more := true; more && !ended.Load(); more = r.Token != "" {
 			var page objstore.Page
-			if page, _, err = n.names.List(run, q, r); err != nil {
+			if page, _, err = n.names.List(ctx, q, r); err != nil {
 				break
 			}
 			dirs, r.Token = append(dirs, page.Prefixes...), page.Next
 			for _, o := range page.Objects {
 				if obj := (chunk.Object{Origin: ds.Origin, Bucket: ds.Bucket, Key: o.Key, ETag: o.ETag, Size: o.Size}); o.ETag != "" && n.ownsPart(obj) {
-					group.Go(func() error { return n.fillObject(run, obj) })
+					group.Go(func() error {
+						err := n.fillObject(ctx, obj, &ended)
+						if err != nil {
+							ended.Store(true)
+						}
+						return err
+					})
 				}
 			}
 		}
@@ -227,8 +239,8 @@ func (n *Node) ownsPart(obj chunk.Object) bool {
 	return obj.Size > 0 && n.cluster.ring.keeps(obj, obj.ID())
 }
 
-// fillObject fetches the chunks of one object that this node owns. Its error ends the pass.
-func (n *Node) fillObject(ctx context.Context, obj chunk.Object) error {
+// fillObject fetches the chunks of one object that this node owns, until ended. Its error ends the pass.
+func (n *Node) fillObject(ctx context.Context, obj chunk.Object, ended *atomic.Bool) error {
 	f, err := n.cache.Open(obj)
 	if err != nil {
 		return err
@@ -237,11 +249,14 @@ func (n *Node) fillObject(ctx context.Context, obj chunk.Object) error {
 	id, g := obj.ID(), n.geometry
 	for i := range g.Chunks(obj.Size) {
 		span := g.ChunkSpan(obj.Size, i)
+		if ended.Load() {
+			return nil
+		}
 		if !n.policy.Owns(obj, id, span.First) || f.Holds(span) {
 			continue
 		}
 		_, bytes := g.Bytes(obj.Size, span)
-		if !n.roomFor(id) {
+		if !n.roomToFill(id) {
 			return cache.ErrNoRoom
 		}
 		err := f.BringIdle(ctx, i)
@@ -254,4 +269,11 @@ func (n *Node) fillObject(ctx context.Context, obj chunk.Object) error {
 		n.fills.bytes.Add(bytes)
 	}
 	return nil
+}
+
+// roomToFill reports whether the directory of an object takes as many chunks as are brought at once: what
+// is fetched and not kept is fetched in vain.
+func (n *Node) roomToFill(id chunk.ObjectID) bool {
+	owned, limit := n.disks.place(id).Capacity()
+	return owned+fillObjects*n.geometry.ChunkBytes <= limit
 }

@@ -36,33 +36,32 @@ func TestFillBringsWhatIsOwned(t *testing.T) {
 	o := newOrigin(t, files)
 	nodes := startCluster(t, o.URL(), 3, nil)
 	ds := evict.Dataset{Origin: o.URL(), Bucket: "data", Prefix: "ds/"}
-	for _, n := range nodes {
-		if err := n.fill(t.Context(), ds); err != nil {
-			t.Fatalf("%s: %v", n.name, err)
+	pass := func() {
+		t.Helper()
+		for _, n := range nodes {
+			if err := n.fill(t.Context(), ds); err != nil {
+				t.Fatalf("%s: %v", n.name, err)
+			}
 		}
 	}
-	var held, brought int64
-	for _, n := range nodes {
-		here := n.held(t, anyObject)
-		if here == 0 || here != n.fills.bytes.Load() {
-			t.Errorf("%s holds %d bytes, and says that it brought %d", n.name, here, n.fills.bytes.Load())
+	until(t, "all is brought", func() bool { // shares of the ring may change meanwhile
+		pass()
+		var held int64
+		for _, n := range nodes {
+			held += n.held(t, anyObject)
 		}
-		held += here
-		brought += n.fills.bytes.Load()
-	}
-	if held != total {
-		t.Errorf("the nodes hold %d bytes, want %d", held, total)
-	}
+		return held >= total
+	})
+	pass() // finds nothing to do
 	if got := o.Counter.Bytes.Load(); got != total {
 		t.Errorf("the origin gave %d bytes, want %d", got, total)
 	}
-	for _, n := range nodes { // a second pass finds nothing to do
-		if err := n.fill(t.Context(), ds); err != nil {
-			t.Errorf("%s, again: %v", n.name, err)
-		}
+	var brought int64
+	for _, n := range nodes {
+		brought += n.fills.bytes.Load()
 	}
-	if got := o.Counter.Bytes.Load(); got != total {
-		t.Errorf("a second pass took %d bytes", got-total)
+	if brought < total {
+		t.Errorf("the nodes say that they brought %d bytes of %d", brought, total)
 	}
 }
 
@@ -86,13 +85,13 @@ func TestFillStopsAtCapacity(t *testing.T) {
 	}
 	first := o.Counter.Bytes.Load()
 	held := n.held(t, anyObject)
-	if held < 4<<20 || held > 8<<20 {
-		t.Errorf("holds %d bytes of a budget of 8 MiB", held)
+	if held < 3<<20 || held > 8<<20 || held < first {
+		t.Errorf("holds %d bytes of a budget of 8 MiB, the origin gave %d", held, first)
 	}
 	if err := n.fill(t.Context(), ds); !errors.Is(err, cache.ErrNoRoom) {
 		t.Errorf("fill again: %v, want no room", err)
 	}
-	if again := o.Counter.Bytes.Load() - first; again > 1<<20 || n.held(t, anyObject) < held {
+	if again := o.Counter.Bytes.Load() - first; again != 0 || n.held(t, anyObject) != held {
 		t.Errorf("a second pass took %d bytes, and %d are held of %d", again, n.held(t, anyObject), held)
 	}
 }
@@ -102,7 +101,7 @@ func TestFillStopsAtCapacity(t *testing.T) {
 func TestFillIsWantedByMounts(t *testing.T) {
 	t.Parallel()
 	needMounts(t)
-	o := newOrigin(t, map[string][]byte{"on/x": randomBytes(100, 1), "auto/x": randomBytes(3<<20, 2), "off/x": randomBytes(3<<20, 3)})
+	o := newOrigin(t, map[string][]byte{"on/x": randomBytes(100, 1), "auto/x": randomBytes(12<<20, 2), "off/x": randomBytes(12<<20, 3)})
 	nodes := startCluster(t, o.URL(), 2, nil)
 	dirs := make(map[string]string)
 	for _, mode := range []string{config.FillOn, config.FillAuto, config.FillOff} {
