@@ -41,7 +41,7 @@ func TestConnectionsResetAHundredTimes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(seed, 100))
 	places := make(chan int64, resets)
 	for range resets {
-		places <- 1 + rng.Int64N(400<<10)
+		places <- 1 + rng.Int64N(300<<10)
 	}
 	c.Origin.Reset()
 	c.Origin.SetFault(func(r origin.Request) *origin.Fault {

@@ -54,10 +54,11 @@ type nextFiles struct {
 	missing   map[string]time.Time
 }
 
-// openedFile is one open, by path relative to the mount.
+// openedFile is a file that was opened, by path relative to the mount, or one that is read from its start
+// to its end, and by which thread.
 type openedFile struct {
-	path string
-	pid  uint32
+	path   string
+	thread uint32 // 0: only opened
 }
 
 // labelled is a plan with who gave it.
@@ -92,13 +93,13 @@ func (x *nextFiles) init(s *Session) {
 	x.held, x.missing = make(map[string]*heldFile), make(map[string]time.Time)
 }
 
-// tell says that a file was opened.
-func (x *nextFiles) tell(key string, pid uint32) {
+// tell says that a file was opened, or is read.
+func (x *nextFiles) tell(o openedFile) {
 	if x.s.cfg.NextFiles < 0 {
 		return
 	}
 	select {
-	case x.opened <- openedFile{x.s.pathOf(key), pid}:
+	case x.opened <- o:
 	default:
 	}
 }
@@ -204,21 +205,26 @@ func (x *nextFiles) run(ctx context.Context) {
 	}
 }
 
-// note takes note of an open.
+// note takes note of a file that was opened: it is there for its reader now. Plans go by that, sequences by what is
+// read: who opens file after file to look at each does not want them all.
 func (x *nextFiles) note(o openedFile, now time.Time) {
-	planned := false
-	x.mu.Lock()
-	for _, p := range x.plans {
-		if p.Opened(o.path) {
-			p.used, planned = now, true
+	if o.thread == 0 {
+		x.mu.Lock()
+		for _, p := range x.plans {
+			if p.Opened(o.path) {
+				p.used = now
+			}
 		}
-	}
-	x.mu.Unlock()
-	x.release(o.path)
-	if planned {
+		x.mu.Unlock()
+		for _, w := range x.sequences {
+			if i := slices.Index(w.next, o.path); i >= 0 {
+				w.next = slices.Delete(w.next, i, i+1)
+			}
+		}
+		x.release(o.path)
 		return
 	}
-	key := sequenceKey{processOf(o.pid), kindOf(o.path)}
+	key := sequenceKey{processOf(o.thread), kindOf(o.path)}
 	w := x.sequences[key]
 	if w == nil {
 		if len(x.sequences) >= maxSequences {

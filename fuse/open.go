@@ -26,8 +26,11 @@ type handle struct {
 	size int64
 	key  string
 
+	thread uint32 // that opened it, if the next files are known by what it reads; 0 else
+
 	mu     sync.Mutex // guards reads
 	reads  prefetch.Detector
+	walked bool // they were told so; under mu
 	marked bool // counted among the streams of the session; under mu
 }
 
@@ -112,10 +115,14 @@ func (f *rawFS) Open(_ <-chan struct{}, in *gofuse.OpenIn, out *gofuse.OpenOut) 
 		file.Close()
 		return s.fail(err, "open", c.name)
 	}
-	h.reply(out)
 	if c.tar == nil {
-		s.next.tell(c.obj.Key, in.Pid)
+		h.thread = in.Pid
+		s.next.tell(openedFile{path: s.pathOf(h.key)})
+		if h.Backing != 0 { // what the kernel reads is not seen
+			s.next.tell(openedFile{s.pathOf(h.key), h.thread})
+		}
 	}
+	h.reply(out)
 	return gofuse.OK
 }
 

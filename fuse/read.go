@@ -95,7 +95,12 @@ func (s *Session) prefetch(h *handle, off, n int64) {
 	limit := s.aheadBytes()
 	h.mu.Lock()
 	want := h.reads.Read(off, n, limit)
+	walks := h.thread != 0 && !h.walked && h.reads.Walked()
+	h.walked = h.walked || walks
 	h.mu.Unlock()
+	if walks {
+		s.next.tell(openedFile{s.pathOf(h.key), h.thread})
+	}
 	s.fetchAhead(h, off, want)
 }
 

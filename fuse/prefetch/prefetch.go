@@ -60,6 +60,7 @@ type Detector struct {
 	size    int64
 	kind    Kind
 	sniffed bool // kind is by content
+	walked  bool // a MiB of it was read in a row, or all of it
 	clock   uint32
 	streams [maxStreams]stream
 	runs    [maxRuns]int64 // lengths of those that ended, a ring
@@ -85,6 +86,10 @@ func New(name string, size int64) Detector {
 // Kind returns what the file is taken for.
 func (d *Detector) Kind() Kind { return d.kind }
 
+// Walked reports whether a reader has walked through the file, or through a MiB of it: who looks
+// at it only does not.
+func (d *Detector) Walked() bool { return d.walked }
+
 // Read takes note of a read of [off, off+n) that is about to be served, and returns what
 // to ask for now, at most limit bytes from the read's end on. Ranges overlap
 // earlier ones: what is at hand or under way already is not to be fetched again.
@@ -101,6 +106,7 @@ func (d *Detector) Read(off, n, limit int64) Range {
 	s.reads++
 	s.run += min(n, off+n-s.next)
 	s.next = min(off+n, d.size)
+	d.walked = d.walked || s.run >= min(walkBytes, d.size)
 	return d.ask(s, limit)
 }
 
