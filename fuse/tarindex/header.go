@@ -174,6 +174,8 @@ func readHeader(r io.ReaderAt, at, size int64) (h header, err, failed error) {
 		return h, fmt.Errorf("headers of more than %d bytes", maxHeaderBytes), nil
 	case in.short:
 		return h, io.ErrUnexpectedEOF, nil
+	case errors.Is(err, tar.ErrFieldTooLong):
+		return h, errors.New("names or records of a member of more than 1 MiB"), nil
 	case err != nil && !errors.Is(err, tar.ErrInsecurePath):
 		return h, errHeader, nil
 	}

@@ -322,6 +322,25 @@ func TestDamagedTars(t *testing.T) {
 	}
 }
 
+// FAULTS: megabyte PAX headers: those that archive/tar takes are read, larger ones end the index.
+func TestLargeRecords(t *testing.T) {
+	record := func(n int) tar.Header {
+		return tar.Header{Name: "large", Size: 3, Format: tar.FormatPAX, PAXRecords: map[string]string{"VENDOR.x": strings.Repeat("x", n)}}
+	}
+	b := made(t, tar.Header{Name: "a", Size: 1}, record(1<<20-4096), tar.Header{Name: "z", Size: 1})
+	wantPaths(t, scan(t, b), "a", "large", "z")
+	b = made(t, tar.Header{Name: "a", Size: 1}, record(1<<19))
+	i := bytes.Index(b, []byte("xxxx")) // make it larger than its writer would
+	long := slices.Concat(b[:i], bytes.Repeat([]byte("x"), 1<<20), b[i:])
+	copy(long[1024+atSize:], fmt.Sprintf("%011o\x00", 2<<20))
+	sum(long[1024:])
+	x := scan(t, long)
+	wantPaths(t, x, "a")
+	if !strings.Contains(x.Damage(), "more than 1 MiB") {
+		t.Errorf("damage %q", x.Damage())
+	}
+}
+
 // sum puts the right checksum into a header block.
 func sum(b []byte) {
 	copy(b[atSum:atSum+8], "        ")

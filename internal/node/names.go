@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path"
+	"path/filepath"
 	"strings"
 
 	"github.com/shardwell/shardwell/internal/config"
@@ -162,8 +164,11 @@ func ListOrigin(ctx context.Context, cfg config.Config, req control.ListRequest,
 	if err != nil {
 		return err
 	}
-	if u.Dir != "" {
-		cfg.OriginDirs = append(cfg.OriginDirs, u.Dir) // the user named it
+	if dir := u.Dir; dir != "" { // the user named it
+		if st, err := os.Stat(dir); req.Members && isTar(dir) && err == nil && st.Mode().IsRegular() {
+			dir = filepath.Dir(dir) // in which the tar lies
+		}
+		cfg.OriginDirs = append(cfg.OriginDirs, dir)
 	}
 	bucket, prefix, err := bucketOf(cfg, u)
 	if err != nil {

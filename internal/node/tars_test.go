@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -213,6 +214,22 @@ func TestListMembers(t *testing.T) {
 		if _, err := members(t, "s3://data/none.tar", list); !errors.Is(err, objstore.ErrNotExist) {
 			t.Errorf("%s: none: %v", name, err)
 		}
+	}
+}
+
+// A directory is listed without a node too, and a tar in it.
+func TestListMembersOfADirectory(t *testing.T) {
+	t.Parallel()
+	data, names, _ := shard(t, 3, 100)
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "x.tar"), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := members(t, "file://"+dir+"/x.tar", func(r control.ListRequest, yield func(control.Entry) error) error {
+		return ListOrigin(t.Context(), config.Default(), r, yield)
+	})
+	if err != nil || len(got) != len(names) || !strings.HasPrefix(got[0], names[0]+" ") {
+		t.Errorf("got %q, %v", got, err)
 	}
 }
 
