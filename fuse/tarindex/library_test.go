@@ -236,34 +236,44 @@ func TestIndexSurvivesARestart(t *testing.T) {
 			return true
 		}
 	}
-	first := library(t, f, keep)
-	wantIndex(t, first, f)
-	if first.stats.Scanned.Load() != 1 || booked != fileUnit {
-		t.Errorf("%d scans, %d bytes booked", first.stats.Scanned.Load(), booked)
-	}
-	f.fetched = map[int64]bool{}
-	second := library(t, f, keep)
-	wantIndex(t, second, f)
-	if second.stats.Loaded.Load() != 1 || len(f.fetched) != 0 {
-		t.Errorf("%d loaded, %d blocks fetched", second.stats.Loaded.Load(), len(f.fetched))
-	}
 	file := filepath.Join(dir, f.object().ID().String()+suffix)
-	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, damage := range map[string][]byte{"flipped": flip(b, len(b)/2), "cut": b[:len(b)-7], "empty": nil, "another's": flip(b, len(magic))} {
-		if err := os.WriteFile(file, damage, 0o600); err != nil {
-			t.Fatal(err)
-		}
+	var whole []byte
+	t.Run("made", func(t *testing.T) {
 		l := library(t, f, keep)
 		wantIndex(t, l, f)
-		if l.stats.Damaged.Load() != 1 || l.stats.Scanned.Load() != 1 {
-			t.Errorf("%s: %d damaged, %d scans", name, l.stats.Damaged.Load(), l.stats.Scanned.Load())
+		if l.stats.Scanned.Load() != 1 || booked != fileUnit {
+			t.Errorf("%d scans, %d bytes booked", l.stats.Scanned.Load(), booked)
 		}
-		if now, err := os.ReadFile(file); err != nil || !bytes.Equal(now, b) {
-			t.Errorf("%s: the file was not mended: %v", name, err)
+		var err error
+		if whole, err = os.ReadFile(file); err != nil {
+			t.Fatal(err)
 		}
+	})
+	t.Run("loaded", func(t *testing.T) {
+		f.fetched = map[int64]bool{}
+		l := library(t, f, keep)
+		wantIndex(t, l, f)
+		if l.stats.Loaded.Load() != 1 || len(f.fetched) != 0 {
+			t.Errorf("%d loaded, %d blocks fetched", l.stats.Loaded.Load(), len(f.fetched))
+		}
+	})
+	for name, damage := range map[string]func() []byte{
+		"flipped": func() []byte { return flip(whole, len(whole)/2) }, "cut": func() []byte { return whole[:len(whole)-7] },
+		"empty": func() []byte { return nil }, "another's": func() []byte { return flip(whole, len(magic)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := os.WriteFile(file, damage(), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			l := library(t, f, keep)
+			wantIndex(t, l, f)
+			if l.stats.Damaged.Load() != 1 || l.stats.Scanned.Load() != 1 {
+				t.Errorf("%d damaged, %d scans", l.stats.Damaged.Load(), l.stats.Scanned.Load())
+			}
+			if now, err := os.ReadFile(file); err != nil || !bytes.Equal(now, whole) {
+				t.Errorf("the file was not mended: %v", err)
+			}
+		})
 	}
 }
 
