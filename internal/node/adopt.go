@@ -122,5 +122,6 @@ func (n *Node) recall(ctx context.Context, cfg config.Config, given control.Cred
 	}
 	web := s3.Credentials{Source: s3.SourceWebIdentity, Token: s3.NewToken(given.WebIdentityToken), RoleARN: given.RoleARN, STSEndpoint: given.STSEndpoint}
 	p := &principal{n: n}
+	n.foreign.add(b) // a node without a cache directory has forgotten
 	return p, p.take(n.origins.ids.ofToken(web, given.WebIdentityToken), web, "")
 }
