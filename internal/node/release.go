@@ -12,6 +12,9 @@ import (
 const (
 	releasePatience = 2 * time.Second       // with a released mount: most are not in use
 	releasePoll     = 50 * time.Millisecond // for one that is being made
+	// releaseIdle ends a released mount in which nothing has been open for so long: mount namespaces of
+	// others may have copies that nobody reads, and would keep it for ever.
+	releaseIdle = time.Minute
 )
 
 // Release implements control.Node.
@@ -20,6 +23,11 @@ func (n *Node) Release(ctx context.Context, dir string) error {
 }
 
 func (n *Node) releaseDir(ctx context.Context, dir string) error {
+	select {
+	case <-n.keeping.adopted: // else nobody may answer for it yet
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	patience := time.After(releasePatience)
 	for {
 		m, ok := n.mounts.at(dir)
@@ -50,9 +58,32 @@ func (n *Node) releaseMount(ctx context.Context, m *mount, dir string, patience 
 	select {
 	case <-m.ended:
 	case <-patience: // somebody reads on
+		n.requests.begin(func(ctx context.Context) { m.endWhenIdle(ctx, releaseIdle) })
 	case <-ctx.Done():
 	}
 	return nil
+}
+
+// endWhenIdle ends a mount when nothing was open in it for a time, and returns when it has ended, or with ctx.
+func (m *mount) endWhenIdle(ctx context.Context, idle time.Duration) {
+	const looks = 10 // within the time
+	tick := time.NewTicker(idle / looks)
+	defer tick.Stop()
+	for quiet := 0; ; {
+		select {
+		case <-m.ended:
+			return
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if quiet++; m.session.Stats().OpenFiles.Load() > 0 {
+			quiet = 0
+		}
+		if quiet == looks {
+			m.cancel()
+		}
+	}
 }
 
 // at returns what is mounted on a directory, nil while that is being made.

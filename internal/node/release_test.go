@@ -4,6 +4,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/shardwell/shardwell/fuse"
 )
@@ -59,5 +62,39 @@ func TestRelease(t *testing.T) {
 	}
 	if _, err := n.Usage(t.Context(), dir); err == nil {
 		t.Error("usage of what is not mounted")
+	}
+}
+
+// A released mount that somebody is inside of, or has copied, ends when nothing in it has been open for a time.
+func TestReleasedMountEnds(t *testing.T) {
+	needMounts(t)
+	o := newOrigin(t, map[string][]byte{"a": []byte("hello")})
+	n := start(t, testConfig(t, o.URL()))
+	dir, elsewhere := mountpoint(t), mountpoint(t)
+	mustMount(t, n, "s3://data/", dir, nil)
+	if err := unix.Mount(dir, elsewhere, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(elsewhere, unix.MNT_DETACH)
+	m, _ := n.mounts.at(dir)
+	f, err := openFile(filepath.Join(elsewhere, "a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Release(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		m.endWhenIdle(t.Context(), 200*time.Millisecond)
+	}()
+	if got, err := f.readAll(); err != nil || string(got) != "hello" {
+		t.Errorf("what is open reads %q, %v", got, err)
+	}
+	f.close()
+	<-ended
+	if fuse.Served(elsewhere) {
+		t.Error("the copy is still served")
 	}
 }
