@@ -237,11 +237,12 @@ func TestManager(t *testing.T) {
 			b, oob := make([]byte, 1024), make([]byte, unix.CmsgSpace(4))
 			var n, oobn int
 			raw, _ := manager.f.SyscallConn()
+			var recvErr error
 			err := raw.Read(func(fd uintptr) bool {
-				n, oobn, _, _, err = unix.Recvmsg(int(fd), b, oob, 0)
-				return err != unix.EAGAIN
+				n, oobn, _, _, recvErr = unix.Recvmsg(int(fd), b, oob, 0)
+				return recvErr != unix.EAGAIN
 			})
-			if err != nil {
+			if err != nil || recvErr != nil {
 				return
 			}
 			files, _ := filesOf(oob[:oobn])
