@@ -99,6 +99,9 @@ func onlyMountOptions(cfg config.Resolved) error {
 
 // mountHere is a node until ctx ends.
 func mountHere(ctx context.Context, s streams, cfg config.Resolved, uri, dir string) error {
+	if cfg.Source("keeper-socket").Kind == "flag" {
+		return usagef("--keeper-socket: a node in the foreground ends with its mount: run `shardwell node` for mounts that outlive it")
+	}
 	if err := ownCache(s, &cfg.Config); err != nil {
 		return err
 	}

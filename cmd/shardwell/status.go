@@ -58,6 +58,12 @@ func statusTables(out io.Writer, st control.Status) error {
 		fmt.Fprintf(w, "%d of %s answered\n", st.Seeds.Answered, count(st.Seeds.Asked, "seed"))
 	}
 	memberTable(w, st)
+	switch {
+	case st.TakingOver > 0:
+		fmt.Fprintf(w, "\ntaking over: %s left that nobody serves yet\n", count(st.TakingOver, "mount"))
+	case st.Keeper == "absent":
+		fmt.Fprintf(w, "\nno keeper answers: mounts end with this node until one does\n")
+	}
 	datasetTable(w, st)
 	b := st.Bytes
 	fmt.Fprintf(w, "\nBYTES READ\torigin\tpeer\tdisk\tmemory\tpassthrough opens\n")

@@ -27,6 +27,15 @@ func (s *Session) Close() error {
 	return errors.Join(errs...)
 }
 
+// Ended reports whether the mount is gone or was aborted.
+func (s *Session) Ended() bool {
+	gone := false
+	if raw, err := s.Dev.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { gone = ended(int(fd)) })
+	}
+	return gone
+}
+
 // descriptors returns the files as a message carries them.
 func (s *Session) descriptors() ([]int, error) {
 	var all []int

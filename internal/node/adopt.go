@@ -42,13 +42,16 @@ func (k *keeping) adoptAll(ctx context.Context) {
 	all.Wait()
 }
 
-// keepAdopting goes on with one mount; tried is called after the first attempt.
+// keepAdopting goes on with one mount; tried is called after the first attempt. When that
+// cannot be for as long as a node may take to start, or the keeper has given the mount up, it
+// is let go, and its readers get errors.
 func (k *keeping) keepAdopting(ctx context.Context, s handover.Session, tried func()) {
 	defer s.Close()
 	said := ""
-	for {
+	for end := time.Now().Add(handover.DefaultStartWithin); ; {
 		err := k.n.adopt(ctx, &s)
-		if err == nil {
+		late := err != nil && (s.Ended() || time.Now().After(end))
+		if err == nil || late {
 			k.mu.Lock()
 			k.taking--
 			k.mu.Unlock()
@@ -57,9 +60,15 @@ func (k *keeping) keepAdopting(ctx context.Context, s handover.Session, tried fu
 		if err == nil {
 			return
 		}
-		if err.Error() != said {
+		if err.Error() != said || late {
 			said = err.Error()
-			k.log.Error("keeper: cannot go on with a mount, whose readers wait", "directory", s.Dir, "error", err)
+			k.log.Error("keeper: cannot go on with a mount, whose readers wait", "directory", s.Dir, "error", err, "given up", late)
+		}
+		if late {
+			if store, _ := k.current(); store != nil {
+				_ = store.Drop(s.ID) // there is nothing more to be done
+			}
+			return
 		}
 		if pause(ctx, adoptRetry) != nil {
 			return

@@ -48,6 +48,8 @@ var (
 	warmBytes       = desc("warmup_bytes_total", "Bytes that this node was to hold for warm-ups, by what came of it: held (already), fetched or missing.", "result")
 	warmJobs        = desc("warmups", "Warm-ups that this node runs for the cluster.")
 	mountCount      = desc("mounts", "Mounts that this node serves.")
+	takingOver      = desc("mounts_taking_over", "Mounts of a predecessor that are not served yet.")
+	keeperUp        = desc("keeper_connected", "1 while a keeper holds the mounts of this node.")
 	seedCount       = desc("seeds", "Addresses to join, by state: asked, and of these answered.", "state")
 	ringMembers     = desc("ring_members", "Members of the ring, those restarting included.")
 	membersRefused  = desc("members_refused_total", "Times that a member was turned away.")
@@ -178,6 +180,12 @@ func oneIf(yes bool) int64 {
 
 func (c collector) mounts(m sender) {
 	m.gauge(mountCount, int64(len(c.n.mounts.all())))
+	m.gauge(takingOver, int64(c.n.keeping.takingOver()))
+	connected := int64(0)
+	if c.n.keeping.state() == "connected" {
+		connected = 1
+	}
+	m.gauge(keeperUp, connected)
 	t := c.n.mounts.totals()
 	for r, v := range t.passthrough {
 		m.count(passthrough, v, fuse.PassthroughResult(r).String())

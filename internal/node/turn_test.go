@@ -208,3 +208,46 @@ func TestTurnIsRefused(t *testing.T) {
 		t.Errorf("the options of a mount: %+v, were %+v, %v", again.options, m.options, err)
 	}
 }
+
+// A mount that a node cannot go on with does not keep it from others for ever: when the
+// mount is gone, it is let go.
+func TestMountThatCannotGoOn(t *testing.T) {
+	needMounts(t)
+	o := newOrigin(t, map[string][]byte{"a": []byte("x")})
+	cfg := testConfig(t, o.URL())
+	cfg.KeeperSocket = filepath.Join(t.TempDir(), "keeper.sock")
+	keeperOn(t, cfg.KeeperSocket)
+	first := takeTurn(t, cfg)
+	dir := mountpoint(t)
+	mustMount(t, first, "s3://data/", dir, nil)
+	if err := first.mounts.all()[0].area.SetRecord([]byte("nonsense")); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := AwaitTurn(t.Context(), cfg, TakeOverWait, slog.New(slog.DiscardHandler)); !errors.Is(err, handover.ErrVersion) {
+		t.Errorf("the look at it: %v", err)
+	}
+	client, err := handover.Dial(cfg.KeeperSocket, "one that does not look")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sessions, err := client.Claim(t.Context(), false)
+	if err != nil || len(sessions) != 1 {
+		t.Fatalf("%v, %v", sessions, err)
+	}
+	second := startWith(t, cfg, &Turn{client: client, sessions: sessions})
+	until(t, "it was tried", func() bool { return strings.Contains(second.log.String(), "cannot go on with a mount") })
+	if second.keeping.takingOver() != 1 {
+		t.Error("a mount that is not served counts as one that is")
+	}
+	if err := unix.Unmount(dir, unix.MNT_FORCE|unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it was let go", func() bool { return second.keeping.takingOver() == 0 })
+	mustMount(t, second, "s3://data/", dir, nil)
+	if err := second.Umount(t.Context(), dir); err != nil {
+		t.Error(err)
+	}
+}
