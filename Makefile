@@ -114,7 +114,7 @@ bench-cache: bin/shardwell
 # The figures that prefetch is judged by, likewise.
 bench-prefetch: bin/shardwell
 	./e2e/setup
-	cd e2e && SHARDWELL_BIN=$(CURDIR)/bin/shardwell go run ./bench -run '^(firstSample|wdsEpochs|randomReads|preadParallel|tars)$$'
+	cd e2e && SHARDWELL_BIN=$(CURDIR)/bin/shardwell go run ./bench -run '^(firstSample|wdsEpochs|randomReads|preadParallel|tars|warmup)$$'
 
 # The figures that broadcasts are judged by: eight nodes and more behind links of 50 Mbit/s, in real
 # processes, mounts and TCP. Half an hour; the machine should have nothing else to do.

@@ -104,7 +104,9 @@ func (e endless) Read(p []byte) (int, error) {
 
 // nodes are members that read an origin under one budget.
 type nodes struct {
-	lessor atomic.Int32 // who it is; -1: nobody answers
+	lessor  atomic.Int32 // who it is; -1: nobody answers
+	members int          // more than those that read
+
 	mu     sync.Mutex
 	books  []Ledger
 	purses []*Purse
@@ -129,7 +131,7 @@ func (n *nodes) ask(ctx context.Context, rate float64, who int, want float64) (L
 
 // start makes each node read, in streams, until ctx ends.
 func (n *nodes) start(ctx context.Context, group *sync.WaitGroup, count, streams int, rate float64) {
-	n.books = make([]Ledger, count)
+	n.books = make([]Ledger, max(count, n.members))
 	for i := range count {
 		p := New(Config{BytesPerSecond: rate, Members: func() int { return count },
 			Ask: func(ctx context.Context, want float64) (Lease, error) { return n.ask(ctx, rate, i, want) }})
@@ -197,9 +199,8 @@ func TestOneReaderHasAll(t *testing.T) {
 		const rate = 100 << 20
 		ctx, cancel := context.WithCancel(t.Context())
 		var group sync.WaitGroup
-		var n nodes
+		n := nodes{members: 20}
 		n.start(ctx, &group, 1, 4, rate)
-		n.books = make([]Ledger, 20) // of a cluster of twenty
 		time.Sleep(settleTime + 2*LeaseTime)
 		before := n.bytes.Load()
 		time.Sleep(5 * time.Second)
