@@ -42,6 +42,7 @@ extraEnv: [{name: HTTPS_PROXY, value: "http://proxy:3128"}]
 serviceMonitor: {enabled: true, labels: {release: prometheus}}
 networkPolicy: {enabled: true}
 hostNetwork: false
+keeper: {mode: Sidecar, giveUp: 2m}
 `
 
 // least are values that turn off whatever can be.
@@ -52,6 +53,7 @@ livenessProbe: {enabled: false}
 startupTaint: {enabled: false}
 csiDriver: {tokenRequests: []}
 keyring: {existingSecret: mine}
+keeper: {mode: None}
 tolerations: []
 `
 
@@ -89,7 +91,7 @@ func TestObjects(t *testing.T) {
 		name, values, want string
 	}{
 		{"by default", "", "ServiceAccount/shardwell Secret/shardwell-keyring ConfigMap/shardwell ClusterRole/shardwell " +
-			"ClusterRoleBinding/shardwell Service/shardwell-seeds DaemonSet/shardwell CSIDriver/csi.shardwell.io"},
+			"ClusterRoleBinding/shardwell Service/shardwell-seeds DaemonSet/shardwell DaemonSet/shardwell-keeper CSIDriver/csi.shardwell.io"},
 		{"everything", everything, "NetworkPolicy/shardwell ServiceAccount/other Secret/shardwell-keyring ConfigMap/shardwell " +
 			"ClusterRole/shardwell ClusterRoleBinding/shardwell Service/shardwell-seeds DaemonSet/shardwell CSIDriver/csi.shardwell.io ServiceMonitor/shardwell"},
 		{"the least", least, "ServiceAccount/shardwell ConfigMap/shardwell Service/shardwell-seeds DaemonSet/shardwell CSIDriver/csi.shardwell.io"},
@@ -150,6 +152,8 @@ func TestSchemaRefuses(t *testing.T) {
 		{`updateStrategy: {type: Recreate}`, "updateStrategy"},
 		{`terminationGracePeriodSeconds: 5`, "terminationGracePeriodSeconds"},
 		{`runDir: run`, "runDir"},
+		{`keeper: {mode: Always}`, "mode"},
+		{`keeper: {giveUp: soon}`, "giveUp"},
 		{`csiDriver: {tokenRequests: [{audience: a, expirationSeconds: 10}]}`, "expirationSeconds"},
 		{`resources: {limits: {memory: much}}`, "memory"},
 	} {
@@ -279,12 +283,18 @@ func binary(t *testing.T) string {
 	if bin := os.Getenv("SHARDWELL_BIN"); bin != "" {
 		return bin
 	}
+	return build(t, "shardwell")
+}
+
+// build builds a program of the product.
+func build(t *testing.T, name string) string {
+	t.Helper()
 	root, err := chart.Root()
 	if err != nil {
 		t.Fatal(err)
 	}
-	bin := filepath.Join(t.TempDir(), "shardwell")
-	cmd := exec.Command("go", "build", "-o", bin, "./cmd/shardwell")
+	bin := filepath.Join(t.TempDir(), name)
+	cmd := exec.Command("go", "build", "-o", bin, "./cmd/"+name)
 	cmd.Dir = root
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
@@ -293,14 +303,14 @@ func binary(t *testing.T) string {
 }
 
 var (
-	flagLine = regexp.MustCompile(`(?m)^\s+(?:-\w, )?--([a-z0-9-]+)`)
+	flagLine = regexp.MustCompile(`(?m)^\s+(?:-\w, )?--?([a-z0-9-]+)`)
 	ours     = regexp.MustCompile(`/shardwell(:|@)`)
 )
 
 // flags returns the flags that --help of a command lists.
 func flags(t *testing.T, bin string, command ...string) []string {
 	t.Helper()
-	out, err := exec.Command(bin, append(command, "--help")...).CombinedOutput()
+	out, err := exec.Command(bin, slices.Concat(command, []string{"--help"})...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v --help: %v\n%s", command, err, out)
 	}
@@ -316,15 +326,16 @@ func flags(t *testing.T, bin string, command ...string) []string {
 
 // TestArgumentsAreFlags compares each argument of the chart with the flags of the command it is given to.
 func TestArgumentsAreFlags(t *testing.T) {
-	bin := binary(t)
+	bin, keeper := binary(t), build(t, "shardwell-keeper")
 	seen := 0
 	for _, values := range []string{"", everything, least} {
 		for _, c := range containers(t, render(t, values)) {
 			if !ours.MatchString(c.Image) {
 				continue
 			}
-			if c.Name == "keeper" { // another program, whose flags are its own
-				continue
+			bin := bin
+			if c.Name == "keeper" {
+				bin = keeper
 			}
 			words := 0
 			for words < len(c.Args) && !strings.HasPrefix(c.Args[words], "-") {
@@ -334,7 +345,7 @@ func TestArgumentsAreFlags(t *testing.T) {
 			for _, a := range c.Args[words:] {
 				name, _, _ := strings.Cut(strings.TrimPrefix(a, "--"), "=")
 				if !strings.HasPrefix(a, "--") || !slices.Contains(known, name) {
-					t.Errorf("%s: %q is no flag of shardwell %s", c.Name, a, strings.Join(c.Args[:words], " "))
+					t.Errorf("%s: %q is no flag of %s %s", c.Name, a, filepath.Base(bin), strings.Join(c.Args[:words], " "))
 				}
 				seen++
 			}

@@ -42,10 +42,10 @@ func (s started) waitEvent(t *testing.T, words ...string) {
 type reader struct{ started }
 
 // keepReading starts such a Pod, and returns when it has read everything once.
-func keepReading(t *testing.T, name, prefix string, f files) reader {
+func keepReading(t *testing.T, name, prefix string, f files, attributes ...string) reader {
 	t.Helper()
 	p := pod{
-		name: name, volume: inline(prefix), mount: "mountPath: /data, readOnly: true, mountPropagation: HostToContainer",
+		name: name, volume: inline(prefix, attributes...), mount: "mountPath: /data, readOnly: true, mountPropagation: HostToContainer",
 		mounts: "{name: tmp, mountPath: /tmp}", volumes: "{name: tmp, emptyDir: {}}",
 		script: "until [ -e /tmp/end ]; do\n" + f.check("/data") + "cd /; sleep 0.2; done",
 	}

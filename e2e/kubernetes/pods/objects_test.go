@@ -35,9 +35,9 @@ func TestChartIsAccepted(t *testing.T) {
 		"everything": `{hostNetwork: false, networkPolicy: {enabled: true}, serviceMonitor: {enabled: true}, topology: {rackLabel: example.com/rack},
 			cache: [{path: /nvme0/c, size: 1Ti}, {path: /nvme1/c}], origin: {endpoint: "https://s3", credentialsSecret: a, caConfigMap: b, dirs: [/lustre]},
 			config: {maxOriginRate: 2Gi}, csi: {config: {maxVolumes: 10}}, updateStrategy: {type: OnDelete, rollingUpdate: null},
-			serviceAccount: {name: other, annotations: {a: b}}, imagePullSecrets: [{name: p}], nodeSelector: {a: b}, podLabels: {c: d}}`,
+			serviceAccount: {name: other, annotations: {a: b}}, imagePullSecrets: [{name: p}], nodeSelector: {a: b}, podLabels: {c: d}, keeper: {mode: Sidecar}}`,
 		"least": `{registrar: {enabled: false}, livenessProbe: {enabled: false}, startupTaint: {enabled: false}, topology: {zoneLabel: ""},
-			keyring: {existingSecret: mine}, csiDriver: {tokenRequests: []}}`,
+			keyring: {existingSecret: mine}, csiDriver: {tokenRequests: []}, keeper: {mode: None}}`,
 	} {
 		var values map[string]any
 		if err := yaml.Unmarshal([]byte(text), &values); err != nil {

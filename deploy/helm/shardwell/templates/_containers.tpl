@@ -40,6 +40,9 @@ seccompProfile: {type: RuntimeDefault}
     - --join={{ include "shardwell.seeds" . }}.{{ .Release.Namespace }}.svc
     - --secret-file=/etc/shardwell/keyring/secret
     - --control-socket={{ .Values.runDir }}/control.sock
+    {{- if ne .Values.keeper.mode "None" }}
+    - --keeper-socket={{ .Values.runDir }}/keeper.sock
+    {{- end }}
     {{- with .Values.origin.endpoint }}
     - --endpoint={{ . }}
     {{- end }}
@@ -152,4 +155,26 @@ seccompProfile: {type: RuntimeDefault}
     {{- if .Values.startupTaint.enabled }}
     {{- include "shardwell.tokenMount" . | nindent 4 }}
     {{- end }}
+{{- end }}
+
+{{- define "shardwell.keeperContainer" -}}
+- name: keeper
+  image: {{ include "shardwell.image" . }}
+  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  command: [/usr/bin/shardwell-keeper]
+  args:
+    - --socket={{ .Values.runDir }}/keeper.sock
+    - --give-up={{ .Values.keeper.giveUp }}
+  {{- if eq .Values.keeper.mode "Sidecar" }}
+  # It starts before the daemon, and ends after it.
+  restartPolicy: Always
+  {{- end }}
+  resources: {{- toYaml .Values.keeper.resources | nindent 4 }}
+  securityContext:
+    # It makes the mounts.
+    privileged: true
+    readOnlyRootFilesystem: true
+  volumeMounts:
+    - {name: plugin, mountPath: {{ .Values.kubeletDir }}/plugins/csi.shardwell.io, mountPropagation: Bidirectional}
+    - {name: run, mountPath: {{ .Values.runDir }}}
 {{- end }}
