@@ -8,7 +8,10 @@ import (
 	"encoding/hex"
 	"fmt"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -400,5 +403,37 @@ func TestHoldings(t *testing.T) {
 	again.open(slog.New(slog.DiscardHandler), notes, now)
 	if again.covers(in, now) {
 		t.Error("it is back after a restart")
+	}
+}
+
+// Who may not list, but read, gets what it names one by one; what it may neither is forbidden.
+func TestWarmUpWithoutTheRightToList(t *testing.T) {
+	t.Parallel()
+	files := map[string][]byte{}
+	for i := range 8 {
+		files[fmt.Sprintf("d/f%d", i)] = randomBytes(100<<10, uint64(i))
+	}
+	o := newOrigin(t, files)
+	proxy := proxyTo(t, o)
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if key := strings.TrimPrefix(r.URL.Path, "/data"); key == "" || key == "/" || key == "/d/f3" {
+			w.Header().Set("Content-Type", "application/xml")
+			w.WriteHeader(http.StatusForbidden)
+			_, _ = w.Write([]byte("<Error><Code>AccessDenied</Code></Error>"))
+			return
+		}
+		proxy.ServeHTTP(w, r)
+	}))
+	t.Cleanup(front.Close)
+	nodes := startCluster(t, front.URL, 2, nil)
+	rec := nodes[0].warmUp(t, warm.Spec{Sources: []string{"s3://data/d/f{0..7}"}})
+	if rec.State != warm.Partly || len(rec.Missing) != 1 || rec.Missing[0].URI != "s3://data/d/f3" || rec.Missing[0].Reason != warm.Forbidden {
+		t.Errorf("%+v", rec)
+	}
+	if want := sizeOf(files) - 100<<10; rec.Progress.DoneBytes != want {
+		t.Errorf("%d bytes, want %d", rec.Progress.DoneBytes, want)
+	}
+	if rec := nodes[1].warmUp(t, warm.Spec{Sources: []string{"s3://data/d/"}}); rec.State != warm.Partly || rec.Counts[warm.Forbidden] != 1 {
+		t.Errorf("a prefix: %+v", rec)
 	}
 }
