@@ -50,9 +50,11 @@ for line in sys.stdin:
     f.seek(0)
     print("again", f.read(5), m[:5], flush=True)
 `
+	tools, err := cluster.Prepare()
+	must(t, err)
 	r, w, err := os.Pipe()
 	must(t, err)
-	cmd := exec.Command("python3", "-c", program, dir)
+	cmd := exec.Command(tools.Python, "-c", program, dir)
 	cmd.Stdout, cmd.Stderr = w, w
 	stdin, err := cmd.StdinPipe()
 	must(t, err)
