@@ -50,7 +50,7 @@ func TestDaemonsAreKilledUnderReaders(t *testing.T) {
 	s := begin(t)
 	for i := range 30 {
 		if i == 15 {
-			must(t, s.KeeperEnds())
+			must(t, s.Node.ReplaceKeeper())
 		}
 		must(t, s.Kill(200*time.Millisecond))
 	}
@@ -79,12 +79,7 @@ func TestDaemonThatDoesNotComeBack(t *testing.T) {
 	const giveUp = 2 * time.Second
 	c := start(t, cluster.Options{Nodes: 1, Keeper: true})
 	n := c.Nodes[0]
-	must(t, n.Keeper.Kill())
-	must(t, n.StartKeeper("--give-up", giveUp.String()))
-	eventually(t, time.Minute, "the keeper is found again", func() (bool, string) {
-		r, err := n.Run("status", "--json")
-		return err == nil && strings.Contains(r.Stdout, `"keeper": "connected"`), r.Stdout
-	})
+	must(t, n.ReplaceKeeper("--give-up", giveUp.String()))
 	objects := put(t, c, "d/", 2, 3<<20)
 	dir := mountOn(t, n, "s3://"+bucket+"/d")
 	must(t, n.End())

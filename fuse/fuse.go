@@ -4,14 +4,15 @@
 // error; that names and versions are no older than the mount's [Consistency]
 // says, while the origin answers; that a request which waits for a slow origin holds up no other; and that
 // node ids, handles and directory cookies mean the same to a successor of this
-// process, which finds them in [Config.StateDir] and in [SessionState].
+// process, which finds them in the listings and in [SessionState].
 //
 // It leaves to others: where bytes come from ([Data]), where names come from
 // ([objstore.Names]), and who decides to mount what where. It speaks the kernel's
 // protocol through go-fuse's ProtocolServer, in a read loop of its own.
 //
 // Its parts are fuse/tree (keys to names), fuse/snapshot (listings on disk),
-// fuse/prefetch (reads to wanted ranges) and fuse/tarindex (where members of tars lie).
+// fuse/prefetch (reads to wanted ranges), fuse/tarindex (where members of tars lie) and
+// fuse/handover (what outlives the process).
 package fuse
 
 import (

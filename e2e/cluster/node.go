@@ -86,6 +86,25 @@ func (n *Node) StartKeeper(flags ...string) (err error) {
 	}
 }
 
+// ReplaceKeeper kills the keeper, starts another, and waits until the node has deposited its
+// mounts there.
+func (n *Node) ReplaceKeeper(flags ...string) error {
+	const said = "keeper: it holds the mounts from now on"
+	before := strings.Count(n.Proc.Output(), said)
+	if err := n.Keeper.Kill(); err != nil {
+		return err
+	}
+	if err := n.StartKeeper(flags...); err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(startWait); strings.Count(n.Proc.Output(), said) == before; time.Sleep(pollEvery) {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("cluster: node %s does not find its keeper again:\n%s", n.Name, n.Proc.Output())
+		}
+	}
+	return nil
+}
+
 // End ends the node's process with SIGKILL and leaves its mounts to the keeper.
 func (n *Node) End() error { return n.Proc.Kill() }
 

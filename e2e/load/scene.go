@@ -196,25 +196,6 @@ func (s *Scene) served(m Moment) error {
 	return nil
 }
 
-// KeeperEnds kills the keeper, starts another, and waits until that has the mounts.
-func (s *Scene) KeeperEnds() error {
-	if err := s.Node.Keeper.Kill(); err != nil {
-		return err
-	}
-	if err := s.Node.StartKeeper(); err != nil {
-		return err
-	}
-	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
-		status, err := s.Node.Run("status", "--json")
-		if err == nil && strings.Contains(status.Stdout, `"keeper": "connected"`) {
-			return nil
-		}
-		if time.Now().After(end) {
-			return fmt.Errorf("the keeper is not found again: %w\n%s", err, s.C.Logs(10))
-		}
-	}
-}
-
 // Stalls returns for each end of a daemon how long the longest call lasted that was under way,
 // those aside that wait for the origin anyway.
 func (s *Scene) Stalls(r Report) []time.Duration {
