@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -81,4 +82,17 @@ func transient(err error) error {
 		return err
 	}
 	return status.Error(codes.Unavailable, status.Convert(err).Message())
+}
+
+// requestID is the name that an origin gave one request.
+var requestID = regexp.MustCompile(` ?\(request [^() ]+\)`)
+
+// withoutRequest drops the names of requests from what the kubelet is told: they differ with
+// each attempt, and events are counted as one only if their texts are the same. The log has them.
+func withoutRequest(err error) error {
+	if err == nil {
+		return nil
+	}
+	s := status.Convert(err)
+	return status.Error(s.Code(), requestID.ReplaceAllString(s.Message(), ""))
 }

@@ -184,5 +184,5 @@ func (d *Driver) logged(ctx context.Context, req any, info *grpc.UnaryServerInfo
 	} else {
 		d.log.Debug("csi: call", args...)
 	}
-	return reply, err
+	return reply, withoutRequest(err)
 }
