@@ -368,8 +368,13 @@ func TestValuesOfArguments(t *testing.T) {
 				if err := yaml.Unmarshal([]byte(m.Text), &c); err != nil {
 					t.Fatal(err)
 				}
-				if err := os.WriteFile(file, []byte(c.Data["node.yaml"]), 0o600); err != nil {
-					t.Fatal(err)
+				for name, text := range c.Data {
+					if err := os.WriteFile(filepath.Join(filepath.Dir(file), name), []byte(text), 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if out, err := exec.Command(bin, "config", "--config="+filepath.Join(filepath.Dir(file), "csi.yaml")).CombinedOutput(); err != nil {
+					t.Errorf("options of the driver: %v\n%s", err, out)
 				}
 			}
 		}
