@@ -192,7 +192,7 @@ func TestWarmUpThatDoesNotFit(t *testing.T) {
 	spec := all()
 	spec.Force = true
 	rec = nodes[0].warmUp(t, spec)
-	if rec.State != warm.Partly || rec.Counts[warm.NoRoom] == 0 || len(rec.Counts) != 1 || rec.Progress.DoneBytes < 16<<20 {
+	if rec.State != warm.Partly || 2*rec.Counts[warm.NoRoom] <= rec.Lost() || rec.Progress.DoneBytes < 16<<20 {
 		t.Errorf("%+v", rec)
 	}
 	// What is under way when a node is full comes for nothing, and a chunk a second after that.

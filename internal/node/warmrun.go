@@ -29,7 +29,7 @@ type warmRun struct {
 
 	s      *survey
 	mu     sync.Mutex
-	failed map[place]ending // why a fetch failed, by what and where
+	failed map[place]ending // why the last fetch failed, by what and where; of all rounds
 	nodes  map[string]*warm.NodeProgress
 	order  []string
 }
@@ -218,8 +218,8 @@ func (r *warmRun) copyNodes(p *warm.Progress) {
 // rounds fetches, checks, and fetches again what may still be had. It returns what is missing in the end.
 func (r *warmRun) rounds(ctx context.Context) (lost map[place]ending, err error) {
 	todo := r.s.loads
+	r.failed = make(map[place]ending)
 	for round := 1; ; round++ {
-		r.failed = make(map[place]ending)
 		if err := r.s.sweep(ctx, r.fetchOrder(todo)); err != nil {
 			return nil, err
 		}
@@ -248,6 +248,9 @@ func (r *warmRun) fetchOrder(loads map[string]*warm.Load) order {
 	}
 	return order{Bring: b, loads: loads, moved: r.moved, done: func(v ending) {
 		if v.reason == "" {
+			r.mu.Lock()
+			delete(r.failed, place{v.node, v.item})
+			r.mu.Unlock()
 			r.update(func(rec *warm.Record) { rec.Progress.DoneObjects = min(rec.Progress.Parts, rec.Progress.DoneObjects+1) })
 			return
 		}
