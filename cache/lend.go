@@ -184,6 +184,21 @@ func (c *Cache) Holds(obj chunk.Object, id chunk.ObjectID, block uint32) bool {
 	return o.isLocal(block)
 }
 
+// HoldsAll reports whether all blocks of a span are here.
+func (c *Cache) HoldsAll(obj chunk.Object, id chunk.ObjectID, s chunk.Span) bool {
+	o, err := c.acquire(obj, id)
+	if err != nil {
+		return false
+	}
+	defer o.release()
+	for b := s.First; b < s.End(); b++ {
+		if !o.isLocal(b) {
+			return false
+		}
+	}
+	return true
+}
+
 // collect sends what arrived and what is here. Callers hold fl.mu, which it
 // gives up meanwhile.
 func (l *lending) collect(fl *flight, w *waiter, here blockSet) (err error) {

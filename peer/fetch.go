@@ -113,6 +113,8 @@ func (w *walk) candidates(ctx context.Context, ids []string) (done bool, err err
 		switch {
 		case err == nil:
 			return true, nil
+		case errors.Is(err, errDelegated):
+			return false, nil
 		case ends(ctx, err), w.late():
 			return true, err
 		}
@@ -159,6 +161,10 @@ func (w *walk) askCandidate(ctx context.Context, m Member) error {
 			if redirect.Lags && w.p.cfg.OnLag != nil {
 				w.p.cfg.OnLag(w.req.ID)
 			}
+			if redirect.Member == w.p.cfg.Self && w.req.Background {
+				w.p.stats.Delegated.Add(1)
+				return errDelegated
+			}
 			if err := w.follow(ctx, m, redirect.Member); err == nil || ends(ctx, err) && !isRemote(err) {
 				return err
 			}
@@ -177,6 +183,9 @@ func (w *walk) askCandidate(ctx context.Context, m Member) error {
 }
 
 func isRemote(err error) bool { return errors.As(err, new(*transfer.RemoteError)) }
+
+// errDelegated says that the owner wants this node to fetch blocks from the origin.
+var errDelegated = errors.New("the owner is slow, and leaves it to this node")
 
 // errNoMember refuses a redirect to somebody who is not to be asked.
 var errNoMember = errors.New("named member is none, or has failed")
@@ -205,6 +214,9 @@ func (w *walk) follow(ctx context.Context, owner Member, id string) error {
 
 // asOwner asks the owners of earlier tables for what they hold.
 func (w *walk) asOwner(ctx context.Context, key Key) error {
+	if err := w.elsewhere(ctx); err == nil || ctx.Err() != nil || errors.As(err, new(*transfer.DeliverError)) {
+		return err
+	}
 	asked := 0
 	for _, id := range w.p.cfg.Ring.EarlierOwners(key, nil) {
 		m, ok := w.p.cfg.Members.Lookup(id)
@@ -229,6 +241,26 @@ func (w *walk) asOwner(ctx context.Context, key Key) error {
 	w.p.stats.ActedAsOwner.Add(1)
 	w.req.Source.Set("")
 	return chunk.ErrNotHeld
+}
+
+// elsewhere asks those that this node, the owner, knows to have the blocks or to get them without it.
+func (w *walk) elsewhere(ctx context.Context) error {
+	for range w.p.cfg.MaxRedirects {
+		if w.p.cfg.Elsewhere == nil || w.late() {
+			break
+		}
+		id := w.p.cfg.Elsewhere(w.req, w.failed)
+		m, ok := w.p.cfg.Members.Lookup(id)
+		if id == "" || !ok || id == w.req.From {
+			break
+		}
+		err := w.ask(ctx, m, settled)
+		if err == nil || ctx.Err() != nil || errors.As(err, new(*transfer.DeliverError)) {
+			return err
+		}
+		w.noteFailed(id)
+	}
+	return errNoMember
 }
 
 // Owned reports whether this node would act as the owner of a request: it asks

@@ -83,6 +83,7 @@ type node struct {
 	origin *origin
 	object chunk.Object
 	peers  *Peers
+	server *Server
 	stop   func()
 	spoil  func(*chunk.Piece) // damages what it lends
 	mends  bool               // drops what was found damaged
@@ -159,6 +160,7 @@ func (n *node) fly(req chunk.Request) *flight {
 	span := req.Span
 	f := &flight{hops: req.Hops, source: new(chunk.Source), done: make(chan struct{})}
 	req.Source, req.HeldOnly = f.source, false
+	f.owner = n.peers.Owned(req)
 	n.flights[index] = f
 	n.flying.Add(1)
 	go func() {
@@ -174,6 +176,16 @@ func (n *node) fly(req chunk.Request) *flight {
 		close(f.done)
 	}()
 	return f
+}
+
+// HoldsAll implements transfer.Holder.
+func (n *node) HoldsAll(_ chunk.Object, _ chunk.ObjectID, s chunk.Span) bool {
+	for b := s.First; b < s.End(); b++ {
+		if !n.holds(b) {
+			return false
+		}
+	}
+	return true
 }
 
 // fetch asks the peers for the first run of blocks that are missing, and then the
@@ -374,19 +386,21 @@ func (c *cluster) start(id string) *node {
 	stats := new(transfer.Stats)
 	client := transfer.NewClient(transfer.ClientConfig{Self: id, Geometry: small, Signer: c.signer, Dial: c.net.dialer(id), Stats: stats, Logger: logger})
 	peers, err := New(Config{Self: id, Geometry: small, Ring: c.rings[id], Members: c.members, Transfer: client, Signer: c.signer,
-		Dial: c.net.dialer(id), Logger: logger, Rand: rand.New(rand.NewPCG(1, 2))})
+		Dial: c.net.dialer(id), Logger: logger, Rand: rand.New(rand.NewPCG(1, 2)),
+		Elsewhere: func(req chunk.Request, failed []string) string { return n.server.Elsewhere(req, failed) }})
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	n.peers = peers
 	srv, err := NewServer(ServerConfig{Self: id, Geometry: small, Lender: n, Names: n, Members: c.members, Stats: peers.Stats(),
-		Transfer: stats, Verifier: transfer.NewVerifier(c.signer), Logger: logger,
+		Transfer: stats, Verifier: transfer.NewVerifier(c.signer), Logger: logger, Owned: peers.Owned,
 		TarIndex: func(ctx context.Context, obj chunk.Object) ([]byte, error) { return n.tar(ctx, obj) },
 		Forget:   func(context.Context, objstore.Bucket, string) (int, error) { return 3, nil },
 		Status:   func(context.Context) ([]byte, error) { return []byte(`{"node":"` + id + `"}`), nil }})
 	if err != nil {
 		c.t.Fatal(err)
 	}
+	n.server = srv
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	l := c.net.listen(id + ":1")
@@ -470,6 +484,12 @@ func (c *cluster) wantCopies(most, total int) {
 	c.t.Helper()
 	if m, n := c.origin.copies(); m > most || n > total {
 		c.t.Errorf("a block left the origin %d times, %d blocks in all; want %d and %d", m, n, most, total)
+		for id, n := range c.nodes {
+			if s := n.peers.Stats(); s.NextCandidate.Load() > 0 || s.BreakerOpens.Load() > 0 || s.ActedAsOwner.Load() > 0 {
+				c.t.Logf("%s: %d times the next candidate, %d breakers opened, %d times as owner, %d delegated, %d redirects refused", id, s.NextCandidate.Load(),
+					s.BreakerOpens.Load(), s.ActedAsOwner.Load(), s.Delegated.Load(), s.RedirectsRefused.Load())
+			}
+		}
 	}
 }
 

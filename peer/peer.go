@@ -103,6 +103,9 @@ type Config struct {
 	// OnLag, unless nil, is told when an owner says that this node is far behind others who
 	// fill an object.
 	OnLag func(chunk.ObjectID)
+	// Elsewhere, unless nil, names a member that has what this node is to fetch from the origin as
+	// the owner, or is fetching it on its behalf; "" for none.
+	Elsewhere func(req chunk.Request, failed []string) string
 
 	Breaker BreakerConfig
 	// Rand gives the jitter; nil means a source of its own.

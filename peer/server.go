@@ -29,19 +29,20 @@ type ServerConfig struct {
 	Lender   chunk.Lender   // blocks of this node
 	Names    objstore.Names // names from this node's cache, or as their owner
 	Members  Members
-	Stats    *Stats                // shared with Peers; nil for one of its own
-	Transfer *transfer.Stats       // shared with the transfer client; nil likewise
-	Verifier *transfer.Verifier    // nil only in a cluster without a secret
-	Plan     broadcast.Config      // whom to send to
-	Logger   *slog.Logger          // nil discards
-	RingHash func() uint64         // of the present table, for Hello; may be nil
-	Forget   ForgetFunc            // nil forgets nothing
-	Status   StatusFunc            // nil says "{}"
-	Keeper   Keeper                // nil keeps nothing
-	TarIndex TarIndexFunc          // nil knows of no tar
-	Lessor   Lessor                // nil leases nothing
-	Worker   Worker                // nil does no work for others
-	Bounds   transfer.ServerConfig // MaxStreams and timeouts; the other fields are set here
+	Stats    *Stats                   // shared with Peers; nil for one of its own
+	Transfer *transfer.Stats          // shared with the transfer client; nil likewise
+	Verifier *transfer.Verifier       // nil only in a cluster without a secret
+	Plan     broadcast.Config         // whom to send to
+	Owned    func(chunk.Request) bool // this node is the owner, as Peers.Owned says; nil: never
+	Logger   *slog.Logger             // nil discards
+	RingHash func() uint64            // of the present table, for Hello; may be nil
+	Forget   ForgetFunc               // nil forgets nothing
+	Status   StatusFunc               // nil says "{}"
+	Keeper   Keeper                   // nil keeps nothing
+	TarIndex TarIndexFunc             // nil knows of no tar
+	Lessor   Lessor                   // nil leases nothing
+	Worker   Worker                   // nil does no work for others
+	Bounds   transfer.ServerConfig    // MaxStreams and timeouts; the other fields are set here
 
 	// Grace is how long streams under way may go on after Run's context ended,
 	// default 3 s.
@@ -60,6 +61,9 @@ type Server struct {
 	cfg    ServerConfig
 	gate   *gate
 	sender atomic.Pointer[transfer.Server] // nil before Run
+
+	inMu sync.Mutex
+	in   inflow // when a peer last said that this node is slow; guarded by inMu
 }
 
 // Lags ends what this node sends to members that were sent here for an object that they fill:
@@ -68,6 +72,62 @@ func (s *Server) Lags(object chunk.ObjectID) {
 	if t := s.sender.Load(); t != nil {
 		t.CutFills(object)
 	}
+}
+
+// Bounds of [Server.Slow].
+const (
+	// slowFor is how long this node counts as slow after a peer found it so.
+	slowFor = 20 * time.Second
+	// slowPart is the part of what a peer could send that has to come to this node, from
+	// whomever, lest it counts as slow.
+	slowPart = 0.5
+	// A rate is that of the time since the last time a peer said so, if that makes sense.
+	minSlowPast, maxSlowPast = 800 * time.Millisecond, 5 * time.Second
+)
+
+// inflow is what had come to this node at some time.
+type inflow struct {
+	at    time.Time
+	bytes int64
+}
+
+// Slow is told that a peer found this node to take less of an object than the peer could send,
+// which is rate, in bytes a second. If no more comes from others either, this node promises nothing to
+// those who fill an object for a while: they get what it holds, and what it would have to fetch
+// as the owner they are to fetch themselves. It fits transfer.ClientConfig.OnSlow.
+func (s *Server) Slow(object chunk.ObjectID, rate float64) {
+	now := time.Now()
+	if !s.takesLess(now, rate) {
+		return
+	}
+	was := s.gate.slow.Swap(now.Add(slowFor).UnixNano())
+	if t := s.sender.Load(); t != nil && was < now.UnixNano() {
+		s.cfg.Logger.Info("this node's link is slower than its peers'", "object id", object, "peers' bytes/s", int64(rate))
+		t.CutAllFills(object)
+	}
+}
+
+// takesLess reports whether little comes to this node, compared with a rate.
+func (s *Server) takesLess(now time.Time, rate float64) bool {
+	s.inMu.Lock()
+	defer s.inMu.Unlock()
+	past := now.Sub(s.in.at)
+	if past < minSlowPast {
+		return false
+	}
+	got := s.cfg.Bounds.Received()
+	came := got - s.in.bytes
+	s.in = inflow{now, got}
+	return past <= maxSlowPast && float64(came) < slowPart*rate*past.Seconds()
+}
+
+// Elsewhere returns a member that has what is asked for, or gets it without this node, which
+// is the owner, or "". It fits [Config].Elsewhere.
+func (s *Server) Elsewhere(req chunk.Request, failed []string) string {
+	g := s.gate
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.plan.Elsewhere(time.Now(), broadcast.Chunk{Object: req.ID, Index: g.geometry.ChunkOf(req.Span.First)}, req.Span, failed)
 }
 
 // NewServer returns a Server; nothing listens before [Server.Run].
@@ -90,11 +150,14 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	if cfg.Grace == 0 {
 		cfg.Grace = 3 * time.Second
 	}
+	if cfg.Bounds.Received == nil {
+		cfg.Bounds.Received = cfg.Transfer.ReceivedBytes.Load
+	}
 	cfg.Plan.Self = cfg.Self
 	if m, ok := cfg.Members.Lookup(cfg.Self); ok {
 		cfg.Plan.Zone, cfg.Plan.Rack = m.Zone, m.Rack
 	}
-	return &Server{cfg: cfg, gate: &gate{geometry: cfg.Geometry, members: cfg.Members, stats: cfg.Stats, lender: cfg.Lender, log: cfg.Logger,
+	return &Server{cfg: cfg, gate: &gate{geometry: cfg.Geometry, members: cfg.Members, stats: cfg.Stats, lender: cfg.Lender, log: cfg.Logger, owned: cfg.Owned,
 		plan: broadcast.New(cfg.Plan)}}, nil
 }
 
@@ -185,6 +248,8 @@ type gate struct {
 	stats    *Stats
 	lender   chunk.Lender
 	log      *slog.Logger
+	owned    func(chunk.Request) bool
+	slow     atomic.Int64 // until when this node is, Unix nanoseconds
 
 	mu   sync.Mutex
 	plan *broadcast.Plan // guarded by mu
@@ -195,19 +260,34 @@ type holder interface {
 	Holds(obj chunk.Object, id chunk.ObjectID, block uint32) bool
 }
 
+// relieve reports whether a node that fills an object is better served by others: this one is slow,
+// and has not got all that is asked for.
+func (g *gate) relieve(req transfer.Request) bool {
+	if !req.Background || time.Now().UnixNano() >= g.slow.Load() {
+		return false
+	}
+	h, ok := g.lender.(transfer.Holder)
+	return ok && !h.HoldsAll(req.Object, req.ID, req.Span)
+}
+
 // Admit implements transfer.Gate.
 func (g *gate) Admit(ctx context.Context, req transfer.Request) transfer.Verdict {
+	relieve := g.relieve(req)
+	if relieve && (req.HeldOnly || g.owned == nil || !g.owned(req.Request)) {
+		return transfer.Verdict{Refuse: fmt.Errorf("%w: and is slow", chunk.ErrNotHeld)}
+	}
 	if req.HeldOnly {
 		return transfer.Verdict{} // the asker was sent here, or asks what only we can know
 	}
 	ask := broadcast.Request{Chunk: broadcast.Chunk{Object: req.ID, Index: g.geometry.ChunkOf(req.Span.First)}, Span: req.Span,
-		Member: req.From, Failed: req.Failed}
+		Member: req.From, Failed: req.Failed, Delegate: relieve}
 	if m, ok := g.members.Lookup(req.From); ok {
 		ask.Zone, ask.Rack = m.Zone, m.Rack
 	}
 	for _, f := range req.Failed {
 		ask.ServeOnly = ask.ServeOnly || f == transfer.AnyMember
 	}
+	ask.Delegate = ask.Delegate && !ask.ServeOnly
 	if ask.Fill = req.Fill; req.Near != "" {
 		if m, ok := g.members.Lookup(req.Near); ok {
 			ask.Near, ask.NearZone, ask.NearRack = m.ID, m.Zone, m.Rack

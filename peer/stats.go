@@ -10,6 +10,7 @@ type Stats struct {
 	RedirectsRefused  atomic.Int64 // a named member was none, or had failed
 	BreakerOpens      atomic.Int64 // a member was set aside
 	NextCandidate     atomic.Int64 // a successor was asked because one before it failed
+	Delegated         atomic.Int64 // requests that a slow owner left to this node
 	ActedAsOwner      atomic.Int64 // requests that went to this node's origin
 	EarlierOwnerHits  atomic.Int64 // fetches an owner by an earlier table answered
 	GrantsGiven       atomic.Int64 // requests that were signed for another member

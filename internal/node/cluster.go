@@ -89,12 +89,23 @@ func openCluster(n *Node) (_ *cluster, err error) {
 		Self: n.id, Version: Version, Geometry: n.geometry, Ring: c.ring, Members: &c.directory,
 		Transfer: transfer.NewClient(transfer.ClientConfig{
 			Self: n.id, Geometry: n.geometry, Signer: c.signer, Buffers: n.arena, Stats: &c.bytes, Logger: n.log,
+			OnSlow: func(id chunk.ObjectID, rate float64) {
+				if c.server != nil {
+					c.server.Slow(id, rate)
+				}
+			},
 		}),
 		Signer: c.signer, Presigner: n.origins.presigner, Logger: n.log,
 		OnLag: func(id chunk.ObjectID) {
 			if c.server != nil { // made before the first fetch
 				c.server.Lags(id)
 			}
+		},
+		Elsewhere: func(req chunk.Request, failed []string) string {
+			if c.server == nil {
+				return ""
+			}
+			return c.server.Elsewhere(req, failed)
 		},
 	})
 	return c, err
@@ -126,7 +137,9 @@ func (c *cluster) openServer(n *Node) (err error) {
 	c.server, err = peer.NewServer(peer.ServerConfig{
 		Self: n.id, Version: Version, Geometry: n.geometry, Lender: n.cache, Names: n.names, Members: &c.directory,
 		Stats: c.peers.Stats(), Transfer: &c.bytes, Verifier: transfer.NewVerifier(c.signer), Logger: n.log,
-		Bounds:   transfer.ServerConfig{MaxSentBytesPerSecond: int64(n.cfg.MaxUpload)},
+		Bounds: transfer.ServerConfig{MaxSentBytesPerSecond: int64(n.cfg.MaxUpload),
+			Received: func() int64 { return c.bytes.ReceivedBytes.Load() + n.origins.stats.Bytes.Load() }},
+		Owned:    c.peers.Owned,
 		Keeper:   keeper{n},
 		TarIndex: n.tars.Encoded,
 		Lessor:   n.budgets,

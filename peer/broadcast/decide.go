@@ -26,8 +26,11 @@ func (p *Plan) Ask(now time.Time, req Request) Decision {
 	}
 	p.receiving(now, s, req, source)
 	d := Decision{Lags: req.Fill && p.lags(p.casts[req.Chunk.Object], req.Member)}
-	if source != nil {
+	switch {
+	case source != nil:
 		d.Redirect = source.id
+	case req.Delegate:
+		d.Redirect = req.Member
 	}
 	return d
 }
@@ -182,7 +185,7 @@ func (s *state) forget(member string) {
 // detach ends what a member counts for at its source.
 func (s *state) detach(h *holder) {
 	switch {
-	case h.stranger:
+	case h.stranger, h.delegate:
 	case h.source == nil:
 		s.given--
 	default:
@@ -242,11 +245,14 @@ func (p *Plan) receiving(now time.Time, s *state, req Request, source *holder) {
 	h.zone, h.rack = req.Zone, req.Rack
 	h.span = union(h.span, req.Span)
 	h.since, h.source, h.done, h.stranger, h.expected, h.depth = now, source, false, false, false, 1
-	if source == nil {
+	h.delegate = source == nil && req.Delegate
+	switch {
+	case h.delegate:
+	case source == nil:
 		h.direct++
 		s.direct++
 		s.given++
-	} else {
+	default:
 		source.children++
 		h.depth = 1 + p.depth(now, source)
 	}
@@ -315,12 +321,12 @@ func (p *Plan) choose(now time.Time, s *state, req Request) *holder {
 		if p.isBlamed(h.id, now) || req.Fill && p.lags(p.casts[req.Chunk.Object], h.id) {
 			c.cost++
 		}
-		if c.before(best) {
+		if (c.before(best) || req.Delegate && best.h == nil) && p.isFed(now, s, h, req) {
 			best = c
 		}
 	}
-	if !req.Fill {
-		return best.h
+	if !req.Fill || req.Delegate {
+		return best.h // nobody is to wait for whom nobody has told to come
 	}
 	id := ""
 	k := p.casts[req.Chunk.Object]
@@ -354,6 +360,20 @@ func (p *Plan) expect(now time.Time, s *state, req Request, id string) *holder {
 	h.expected, h.span, h.zone, h.rack = true, req.Span, f.zone, f.rack
 	h.depth = 1 + p.casts[req.Chunk.Object].rank(p.place, f.place)
 	return h
+}
+
+// Elsewhere returns a member that has a span of a chunk, or is receiving it from somebody
+// other than this node, or "" for none: what was delegated, or was given away before this node lost it.
+func (p *Plan) Elsewhere(now time.Time, c Chunk, span chunk.Span, failed []string) string {
+	s := p.chunk(c)
+	if s == nil || len(s.members) == 0 {
+		return ""
+	}
+	h := p.choose(now, s, Request{Chunk: c, Span: span, Member: p.cfg.Self, Failed: failed, Delegate: true})
+	if h == nil {
+		return ""
+	}
+	return h.id
 }
 
 // before orders candidates: who has room, same rack, same zone, fewest receivers,
@@ -394,10 +414,18 @@ func (p *Plan) mayServe(now time.Time, s *state, h *holder, req Request) bool {
 	if req.Span.First < h.span.First || req.Span.End() > h.span.End() {
 		return false
 	}
-	// Follow the sources up to this node, to one that is done, or to the asker.
+	return true
+}
+
+// isFed follows the sources of h up to this node, or to one that is done, and reports whether it
+// gets there without the asker.
+func (p *Plan) isFed(now time.Time, s *state, h *holder, req Request) bool {
 	for range len(s.members) + 1 {
-		if h.done || now.Sub(h.since) >= p.cfg.Settle || h.source == nil {
+		switch {
+		case h.done || now.Sub(h.since) >= p.cfg.Settle:
 			return true
+		case h.source == nil:
+			return h.delegate || !req.Delegate // else it waits for this node
 		}
 		h = h.source
 		if h.id == req.Member || h.gone || h.stranger && !h.expected {

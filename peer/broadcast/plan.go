@@ -103,12 +103,16 @@ type Request struct {
 	Blameless bool
 	// ServeOnly wants no other member named.
 	ServeOnly bool
+	// Delegate says that this node would rather not fetch the chunk from the origin itself: it is
+	// slow. When nobody else has it or is receiving it, the asker is to do it.
+	Delegate bool
 }
 
 // Decision is where the asker gets its blocks from.
 type Decision struct {
 	// Redirect is the ring id of the member to ask, or "": this node serves it, and
-	// the caller reports the end with Done or Failed.
+	// the caller reports the end with Done or Failed. It is the asker's own when that is to fetch
+	// the chunk from the origin, for others too.
 	Redirect string
 	// Lags says that the asker is so far behind others who fill the object that nobody
 	// should wait for it.
@@ -190,6 +194,7 @@ type holder struct {
 	span           chunk.Span // of what it has or is receiving
 	since          time.Time  // it began to receive
 	source         *holder    // whom it receives from; nil means this node
+	delegate       bool       // source is nil, and it receives from the origin
 	direct         int        // sends from this node to it that are under way
 	done           bool
 	gone           bool      // forgotten, and still the source of others

@@ -310,3 +310,40 @@ func TestFanOut(t *testing.T) {
 		}
 	}
 }
+
+// TestDelegates leaves chunks that nobody has to who asks first, and names that one to all others.
+func TestDelegates(t *testing.T) {
+	p := New(Config{Self: "me"})
+	c, now := Chunk{}, noon
+	ask := func(member, want string, failed ...string) {
+		t.Helper()
+		now = now.Add(time.Second)
+		d := p.Ask(now, Request{Chunk: c, Span: whole, Member: member, Failed: failed, Fill: true, Delegate: true})
+		if d.Redirect != want {
+			t.Errorf("%s is sent to %q, want %q", member, d.Redirect, want)
+		}
+	}
+	elsewhere := func(want string, failed ...string) {
+		t.Helper()
+		if got := p.Elsewhere(now, c, whole, failed); got != want {
+			t.Errorf("this node is sent to %q, want %q", got, want)
+		}
+	}
+	elsewhere("")
+	ask("a", "a")
+	elsewhere("a")
+	ask("b", "a")
+	ask("c", "b")
+	ask("d", "d", "a", "b", "c") // they failed: somebody has to
+	ask("e", "d")
+	elsewhere("", "a", "b", "c", "d", "e")
+
+	c.Index++ // who waits for this node is no help to it
+	if d := p.Ask(now, Request{Chunk: c, Span: whole, Member: "a", Fill: true}); d.Redirect != "" {
+		t.Errorf("sent to %q", d.Redirect)
+	}
+	elsewhere("")
+	ask("b", "b") // nor to others
+	p.Done(now, c, "a")
+	elsewhere("a", "b")
+}

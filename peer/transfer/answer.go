@@ -17,9 +17,12 @@ type answer struct {
 	rc     *http.ResponseController
 	proof  verified
 
-	target string // of the request
-	length int64  // of the body
-	size   int64  // of the object
+	target string  // of the request
+	asker  string  // ring id of the member that gets it
+	could  float64 // bytes a second that could be sent, when the asker takes much less; else 0
+	toldAt time.Time
+	length int64 // of the body
+	size   int64 // of the object
 
 	// turn is held over w and what follows while the Lender is at work, by it or by the
 	// timer: a lock that may be held while a write waits for the asker.
@@ -32,6 +35,9 @@ type answer struct {
 	head  []byte      // reused
 	frame fileFrame   // reused
 }
+
+// tellEvery is how often an asker is told that it is slow, with at most half of the signs.
+const tellEvery = time.Second
 
 // begin writes the status line and headers, bound to the request by a proof.
 func (a *answer) begin(status int, extra map[string]string) {
@@ -135,14 +141,22 @@ func (a *answer) send(p chunk.Piece) error {
 	}
 	a.setDeadline()
 	head := a.head[:0]
+	if now := time.Now(); a.could > 0 && a.signs > Signs/2 && now.Sub(a.toldAt) >= tellEvery {
+		head = slowSign(a.could).Append(head)
+		a.signs--
+		a.toldAt = now
+	}
 	if a.left.full() {
 		for ; a.signs > 0; a.signs-- {
 			head = sign.Append(head)
 		}
 	}
 	a.head = FrameHeader{Block: p.Index, Length: uint32(p.Len), CRC: p.CRC}.Append(head)
+	pace := a.server.pace
+	pace.begin(a.asker, time.Now())
 	err := a.sendPiece(p)
 	a.wrote = time.Now()
+	a.could = pace.end(a.asker, int64(p.Len), a.wrote)
 	return err
 }
 

@@ -59,6 +59,9 @@ type ClientConfig struct {
 	// or not, so that nodes which wait for each other part again; one that is passed
 	// on for a peer waits half of it, so that the peer is still there. Default 20 s.
 	MaxWait time.Duration
+	// OnSlow, unless nil, is told when a peer finds that this node takes less of an object than
+	// the peer could send, and how much that is, in bytes a second.
+	OnSlow func(object chunk.ObjectID, rate float64)
 }
 
 func (c *ClientConfig) setDefaults() {
@@ -244,6 +247,11 @@ func (c *Client) limits(req *Request) limits {
 func (c *Client) receive(w *watchdog, stall time.Duration, body io.Reader, req Request, deliver chunk.Deliver) error {
 	frames := newFrameReader(body, c.cfg.Geometry, req.Object.Size, req.Span)
 	frames.alive = func() { w.reset(stall) }
+	frames.slow = func(rate float64) {
+		if c.cfg.OnSlow != nil {
+			c.cfg.OnSlow(req.ID, rate)
+		}
+	}
 	for {
 		w.resume(stall)
 		h, err := frames.head()

@@ -51,8 +51,16 @@ func ParseFrameHeader(b []byte) (FrameHeader, error) {
 // second, outlast a throttled origin and are 512 bytes.
 const Signs = 32
 
-// sign is a frame without a block.
-var sign = FrameHeader{Block: ^uint32(0)}
+// noBlock marks a sign of life: a frame without a block. Its CRC field is 0, or says that the
+// asker takes less than the sender could send, and how much that is, in KiB a second.
+const noBlock = ^uint32(0)
+
+var sign = FrameHeader{Block: noBlock}
+
+// slowSign says how many bytes a second the sender could send.
+func slowSign(rate float64) FrameHeader {
+	return FrameHeader{Block: noBlock, CRC: uint32(min(max(1, rate/1024), 1<<32-1))}
+}
 
 // bodyBytes is the length of an answer: every block of the span with its header,
 // and the signs of life.
@@ -94,8 +102,9 @@ type frameReader struct {
 	geometry chunk.Geometry
 	size     int64 // of the object
 	got      blockSet
-	signs    int    // seen
-	alive    func() // called for each of them; may be nil
+	signs    int                // seen
+	alive    func()             // called for each of them; may be nil
+	slow     func(rate float64) // called for those that say that this node is slow; may be nil
 }
 
 func newFrameReader(r io.Reader, g chunk.Geometry, size int64, span chunk.Span) *frameReader {
@@ -163,7 +172,7 @@ func (f *frameReader) header() (FrameHeader, error) {
 			return FrameHeader{}, truncated(err)
 		}
 		h, err := ParseFrameHeader(head[:])
-		if err != nil || h != sign {
+		if err != nil || h.Block != noBlock || h.Length != 0 {
 			return h, err
 		}
 		if f.signs++; f.signs > Signs {
@@ -171,6 +180,9 @@ func (f *frameReader) header() (FrameHeader, error) {
 		}
 		if f.alive != nil {
 			f.alive()
+		}
+		if h.CRC != 0 && f.slow != nil {
+			f.slow(float64(h.CRC) * 1024)
 		}
 	}
 }

@@ -27,6 +27,8 @@ type Verdict struct {
 	Redirect string
 	// Lags is told to the asker with a Redirect; see [RedirectError].
 	Lags bool
+	// Refuse, unless nil, is the error that the asker gets instead of blocks.
+	Refuse error
 	// Done is called once when a request that was served here has ended, with nil
 	// when every block left. May be nil.
 	Done func(error)
@@ -54,6 +56,9 @@ type ServerConfig struct {
 	// LifeSign is how often an asker is told that its next block is still awaited,
 	// default 1 s.
 	LifeSign time.Duration
+	// Received returns how many bytes have come to this node, from peers and origins, ever; nil counts
+	// those from peers.
+	Received func() int64
 }
 
 func (c *ServerConfig) setDefaults() {
@@ -75,6 +80,9 @@ func (c *ServerConfig) setDefaults() {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
+	if c.Received == nil {
+		c.Received = c.Stats.ReceivedBytes.Load
+	}
 }
 
 // Server answers requests for blocks. It is an http.Handler; [Server.HTTP] returns
@@ -83,24 +91,32 @@ type Server struct {
 	cfg     ServerConfig
 	streams chan struct{} // one slot for each answer under way
 	rate    *rate.Limiter // of payload; nil without a bound
+	pace    *pace
 
 	mu    sync.Mutex
 	fills map[*fillAnswer]struct{} // under way; at most MaxStreams; guarded by mu
 }
 
-// fillAnswer is an answer to a member that was sent here for a chunk of an object that it fills.
+// fillAnswer is an answer to a member that fills an object.
 type fillAnswer struct {
-	object chunk.ObjectID
-	cut    context.CancelFunc
+	object   chunk.ObjectID
+	heldOnly bool
+	cut      context.CancelFunc
 }
 
 // CutFills ends the answers to members that were sent here for an object they fill, so
 // that they go elsewhere for the rest.
-func (s *Server) CutFills(object chunk.ObjectID) {
+func (s *Server) CutFills(object chunk.ObjectID) { s.cutFills(object, true) }
+
+// CutAllFills is CutFills for those too who asked this node as the owner. What it holds
+// whole it goes on to send.
+func (s *Server) CutAllFills(object chunk.ObjectID) { s.cutFills(object, false) }
+
+func (s *Server) cutFills(object chunk.ObjectID, heldOnly bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for f := range s.fills {
-		if f.object == object {
+		if f.object == object && (f.heldOnly || !heldOnly) {
 			f.cut()
 		}
 	}
@@ -108,11 +124,11 @@ func (s *Server) CutFills(object chunk.ObjectID) {
 
 // asFill lets CutFills end an answer. The caller calls the function in the end.
 func (s *Server) asFill(ctx context.Context, req Request) (context.Context, func()) {
-	if !req.Fill || !req.HeldOnly {
+	if !req.Background || !req.HeldOnly && s.holds(req) {
 		return ctx, func() {}
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	f := &fillAnswer{object: req.ID, cut: cancel}
+	f := &fillAnswer{object: req.ID, heldOnly: req.HeldOnly, cut: cancel}
 	s.mu.Lock()
 	s.fills[f] = struct{}{}
 	s.mu.Unlock()
@@ -124,10 +140,24 @@ func (s *Server) asFill(ctx context.Context, req Request) (context.Context, func
 	}
 }
 
+// holds reports whether all of a request can be sent without waiting for it, as far as the Lender
+// can tell.
+func (s *Server) holds(req Request) bool {
+	h, ok := s.cfg.Lender.(Holder)
+	return ok && h.HoldsAll(req.Object, req.ID, req.Span)
+}
+
+// Holder is a Lender that knows what it has.
+type Holder interface {
+	// HoldsAll reports whether all blocks of a span are there.
+	HoldsAll(obj chunk.Object, id chunk.ObjectID, s chunk.Span) bool
+}
+
 // NewServer returns a Server.
 func NewServer(cfg ServerConfig) *Server {
 	cfg.setDefaults()
-	s := &Server{cfg: cfg, fills: make(map[*fillAnswer]struct{}), streams: make(chan struct{}, cfg.MaxStreams)}
+	s := &Server{cfg: cfg, fills: make(map[*fillAnswer]struct{}), streams: make(chan struct{}, cfg.MaxStreams),
+		pace: newPace(cfg.Received)}
 	if cfg.MaxSentBytesPerSecond > 0 {
 		// One block at once; what was not used is not saved up.
 		s.rate = rate.NewLimiter(rate.Limit(cfg.MaxSentBytesPerSecond), int(cfg.Geometry.BlockBytes))
@@ -212,6 +242,10 @@ func (s *Server) serveBlocks(ans *answer, r *http.Request) {
 		ans.redirect(verdict.Redirect)
 		return
 	}
+	if verdict.Refuse != nil {
+		ans.fail(verdict.Refuse)
+		return
+	}
 	err = errAborted
 	defer func() {
 		if verdict.Done != nil {
@@ -227,7 +261,7 @@ var errAborted = errors.New("answer was cut off")
 // lend answers with the blocks of a request. It panics with
 // http.ErrAbortHandler when the connection has to be cut.
 func (s *Server) lend(ans *answer, ctx context.Context, req Request) error {
-	ans.target = req.target()
+	ans.target, ans.asker = req.target(), req.From
 	ans.length = bodyBytes(s.cfg.Geometry, req.Object.Size, req.Span)
 	ans.left = blockSet{span: req.Span}
 	ans.size = req.Object.Size

@@ -1,0 +1,140 @@
+package transfer
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+// Bounds of [pace].
+const (
+	// paceEvery is how often the rates are looked at.
+	paceEvery = time.Second
+	// paceSlow is the part of this node's best rate below which what leaves tells that the
+	// takers, not this node's link, are the limit. A link that two broadcasts share, or two
+	// chains, is above it.
+	paceSlow = 0.4
+	// paceBusy is the part of the time in which a slow taker keeps this node waiting.
+	paceBusy = 0.9
+	// paceTimes is how often in a row that has to be so.
+	paceTimes = 2
+	// paceBest is how many looks the best rate is remembered for.
+	paceBest = 30
+	// paceFor is how long a taker is held to be slow after it was last found so.
+	paceFor = 10 * time.Second
+	// maxTakers bounds how many are remembered.
+	maxTakers = 1024
+)
+
+// pace finds those among the members that this node sends to that seem to take less than it could
+// send: writes to them wait all the time, and yet much less leaves than has left, or
+// come, at other times. Who forwards what it receives would make all behind it as slow. Whether
+// its link is slow, or full of what others send, only the member itself can tell.
+// Safe for concurrent use.
+type pace struct {
+	moved func() int64 // bytes that have come to this node, ever
+
+	mu     sync.Mutex
+	sent   int64 // bytes that have left, ever
+	last   look
+	best   [paceBest]float64 // bytes a second, by look
+	looks  int
+	takers map[string]*taker
+}
+
+// look is a moment and what had left and come by then.
+type look struct {
+	at         time.Time
+	sent, came int64
+}
+
+// taker is a member that this node sends to, or sent to lately.
+type taker struct {
+	writers int       // under way
+	since   time.Time // writers is not 0
+	waited  time.Duration
+	times   int       // in a row that it was found slow
+	slow    time.Time // it last was
+}
+
+func newPace(moved func() int64) *pace {
+	return &pace{moved: moved, takers: make(map[string]*taker)}
+}
+
+// begin notes that a write to a member begins.
+func (p *pace) begin(member string, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := p.takers[member]
+	if t == nil {
+		if len(p.takers) >= maxTakers {
+			return
+		}
+		t = &taker{}
+		p.takers[member] = t
+	}
+	if t.writers == 0 {
+		t.since = now
+	}
+	t.writers++
+}
+
+// end notes that a write to a member has ended, by which n bytes have left. When the member is
+// slow it returns how many bytes a second could leave, else 0.
+func (p *pace) end(member string, n int64, now time.Time) float64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sent += n
+	t := p.takers[member]
+	if t != nil && t.writers > 0 {
+		if t.writers--; t.writers == 0 {
+			t.waited += now.Sub(t.since)
+		}
+	}
+	p.look(now)
+	if t == nil || !p.isSlow(t, now) {
+		return 0
+	}
+	return slices.Max(p.best[:])
+}
+
+func (p *pace) isSlow(t *taker, now time.Time) bool {
+	return !t.slow.IsZero() && now.Sub(t.slow) < paceFor
+}
+
+// look compares what has left since the last look with the best. The caller holds mu.
+func (p *pace) look(now time.Time) {
+	past := now.Sub(p.last.at)
+	if past < paceEvery {
+		return
+	}
+	l := look{at: now, sent: p.sent, came: p.moved()}
+	first := p.last.at.IsZero() || past > 5*paceEvery // nothing left meanwhile, or little
+	out := float64(l.sent-p.last.sent) / past.Seconds()
+	in := float64(l.came-p.last.came) / past.Seconds()
+	p.last = l
+	if !first {
+		p.best[p.looks%paceBest] = max(out, in)
+		p.looks++
+	}
+	best := slices.Max(p.best[:])
+	for member, t := range p.takers {
+		if t.writers > 0 {
+			t.waited += now.Sub(t.since)
+			t.since = now
+		}
+		if !first && t.waited.Seconds() >= paceBusy*past.Seconds() && out < paceSlow*best {
+			t.times++
+		} else {
+			t.times = 0
+		}
+		if t.times >= paceTimes {
+			t.slow = now
+		}
+		idle := t.waited == 0
+		t.waited = 0
+		if idle && !p.isSlow(t, now) {
+			delete(p.takers, member)
+		}
+	}
+}
