@@ -18,7 +18,8 @@ import (
 
 // Limits of what a request may cost that ends its server each time.
 const (
-	againBeforeDock = 4           // times that a request may come among others; after that it is tried alone
+	againBeforeDock = 4           // times that a request may come among others after crashes; then it is tried alone,
+	killsBeforeDock = 16          // and so often when the server before this one was killed, perhaps from outside
 	maxBlame        = 96          // of a request, until it is answered with EIO
 	blameOfCrash    = 8           // for a server that crashed while it was tried,
 	blameOfKill     = 1           // and for one that was killed, perhaps from outside
@@ -260,7 +261,10 @@ func (s *Session) again(h gofuse.InHeader) (alone, done bool) {
 	key := h.Unique &^ uniqueResent
 	times, blame := s.notes.Taken(key)
 	if blame < maxBlame {
-		return times > againBeforeDock, false
+		if s.cfg.Crashed {
+			return times > againBeforeDock, false
+		}
+		return times > killsBeforeDock, false
 	}
 	s.log.Error("file system: a request that ended its servers again and again fails", "operation", opOf(h.Opcode).String(), "node", h.NodeId, "times", times)
 	s.replyError(h.Unique, syscall.EIO)

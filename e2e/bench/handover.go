@@ -84,14 +84,16 @@ func (b *bench) stalls(measure string, s *load.Scene, r load.Report, what string
 		return
 	}
 	var ms, away []float64
-	for i, d := range s.Stalls(r) {
-		ms = append(ms, float64(d.Milliseconds()))
+	kinds := make(map[string]int)
+	for i, c := range s.Stalls(r) {
+		ms = append(ms, float64(time.Duration(c.Took).Milliseconds()))
+		kinds[c.What]++
 		away = append(away, float64(s.Kills[i].Served.Sub(s.Kills[i].Ended).Milliseconds()))
 	}
 	slices.Sort(ms)
 	slices.Sort(away)
 	at := func(all []float64, p float64) float64 { return all[min(len(all)-1, int(p*float64(len(all))))] }
-	b.emit(measure+"_p99", []float64{at(ms, 0.99)}, map[string]any{"p50": at(ms, 0.5), "p90": at(ms, 0.9), "p99": at(ms, 0.99), "max": ms[len(ms)-1], "awayP50": at(away, 0.5), "awayMax": away[len(away)-1]},
+	b.emit(measure+"_p99", []float64{at(ms, 0.99)}, map[string]any{"p50": at(ms, 0.5), "p90": at(ms, 0.9), "p99": at(ms, 0.99), "max": ms[len(ms)-1], "awayP50": at(away, 0.5), "awayMax": away[len(away)-1], "longest": kinds},
 		"the longest call that was under way at each of %d %s, those aside that ask the origin; awayP50 and awayMax are from the kill to the next answer of both mounts; reach 500, max 2000", len(ms), what)
 }
 

@@ -196,14 +196,14 @@ func (s *Scene) served(m Moment) error {
 	return nil
 }
 
-// Stalls returns for each end of a daemon how long the longest call lasted that was under way,
-// those aside that wait for the origin anyway.
-func (s *Scene) Stalls(r Report) []time.Duration {
-	all := make([]time.Duration, len(s.Kills))
+// Stalls returns for each end of a daemon the longest call that was under way, those aside that
+// wait for the origin anyway.
+func (s *Scene) Stalls(r Report) []Call {
+	all := make([]Call, len(s.Kills))
 	for i, k := range s.Kills {
 		for _, c := range r.Slow {
-			if c.What != "late" && c.Began <= k.Served.UnixNano() && c.Began+c.Took >= k.Ended.UnixNano() {
-				all[i] = max(all[i], time.Duration(c.Took))
+			if c.What != "late" && c.Began <= k.Served.UnixNano() && c.Began+c.Took >= k.Ended.UnixNano() && c.Took > all[i].Took {
+				all[i] = c
 			}
 		}
 	}
