@@ -43,7 +43,7 @@ type want struct {
 func (f *File) Prefetch(off, n int64) { f.want(off, n, false) }
 
 // PrefetchLater is Prefetch for a file that nobody reads yet: it is served when there is no
-// reader whose file is not here, in the order of the calls.
+// reader whose file is not here, in the order of the calls, and if the disk tier takes it.
 func (f *File) PrefetchLater(off, n int64) { f.want(off, n, true) }
 
 func (f *File) want(off, n int64, later bool) {
@@ -98,11 +98,12 @@ func (a *ahead) forget(f *File) {
 // pump starts fetches while there is room for them.
 func (a *ahead) pump() {
 	for a.c.ctx.Err() == nil {
-		f, off, end := a.take()
+		f, off, end, later := a.take()
 		if f == nil {
 			return
 		}
-		began := f.fetchAhead(off, end)
+		// What the tier does not take would wait in memory, where what is read now has its window.
+		began := later && f.obj.streams() || f.fetchAhead(off, end)
 		if !began {
 			a.putBack(f, off)
 		}
@@ -114,12 +115,12 @@ func (a *ahead) pump() {
 }
 
 // take returns the next part of a chunk to fetch, or nil. The file's object is retained.
-func (a *ahead) take() (f *File, off, end int64) {
+func (a *ahead) take() (f *File, off, end int64, later bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	g := a.c.cfg.Geometry
 	if !a.window.admits(int(a.calls.Load()), a.left.Load()*g.BlockBytes) {
-		return nil, 0, 0
+		return nil, 0, 0, false
 	}
 	var best *want
 	at := 0
@@ -129,7 +130,7 @@ func (a *ahead) take() (f *File, off, end int64) {
 		}
 	}
 	if best == nil {
-		return nil, 0, 0
+		return nil, 0, 0, false
 	}
 	if read := best.f.passed(best.next, best.end); read > best.next {
 		best.pos, best.next = read, read
@@ -144,7 +145,7 @@ func (a *ahead) take() (f *File, off, end int64) {
 		a.wants = slices.Delete(a.wants, at, at+1)
 	}
 	best.f.obj.retain()
-	return best.f, off, end
+	return best.f, off, end, best.later
 }
 
 // before reports whether w is served before v.

@@ -313,3 +313,25 @@ func TestPrefetchOfAnEndIsFinished(t *testing.T) {
 		}
 	})
 }
+
+// What nobody reads yet is not fetched into memory: that is for those who read now.
+func TestPrefetchLaterNeedsTheDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 16, nil)
+		defer r.shut(t)
+		obj, data := r.put("now", 2*chunkBytes)
+		next, _ := r.put("next", 2*chunkBytes)
+		f, later := r.open(t, obj), r.open(t, next)
+		defer f.Close()
+		r.tier.full = true
+		wantRead(t, f, data, 0, block) // which is not taken
+		later.Close()
+		later = r.open(t, next)
+		defer later.Close()
+		later.PrefetchLater(0, next.Size)
+		synctest.Wait()
+		if got := keysOf(r.origin.Gets()); slices.Contains(got, "next") || later.Wanted() {
+			t.Errorf("fetched %v, and more is wanted: %v", got, later.Wanted())
+		}
+	})
+}

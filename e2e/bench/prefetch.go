@@ -60,7 +60,8 @@ func (b *bench) firstSample() error {
 	for i := range b.rounds {
 		m.PutReader(fmt.Sprintf("c/%04d.tar", i), dataset.Tiled{Tile: tile, Size: coldTarBytes}, coldTarBytes, fmt.Sprintf("%032x", i))
 	}
-	opts := cluster.Options{Nodes: 1, Origin: origin.Options{Store: m, OneWay: originOneWay}}
+	// Without the foresight that a third numbered shard sets going: then the fourth is not cold.
+	opts := cluster.Options{Nodes: 1, Origin: origin.Options{Store: m, OneWay: originOneWay}, Flags: []string{"--prefetch-shards", "0"}}
 	return with(opts, func(c *cluster.Cluster) error {
 		host, err := c.Cage.Host("client")
 		if err != nil {
@@ -116,6 +117,7 @@ func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 // connection, and the next shard would wait for another, while the GETs have theirs.
 func closeQuietly(c *cluster.Cluster, fd int) error {
 	defer syscall.Close(fd)
+	defer time.Sleep(20 * originOneWay) // until what the origin has sent is here
 	return until(func() error {
 		if n := c.Origin.Open(); n > 0 {
 			return fmt.Errorf("%d requests are under way", n)
