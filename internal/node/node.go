@@ -193,6 +193,7 @@ func (n *Node) Run(ctx context.Context) error {
 	group.Go(func() error {
 		defer stopDisks()
 		defer n.mounts.leave() // they read on from the disks while the others are told
+		defer stop()           // leave waits for the mounts' part, also when this one failed
 		return part(forCluster, "cluster", n.cluster.Run)
 	})
 	group.Go(func() error { return part(forDisks, "cache directories", n.disks.Run) })
