@@ -12,6 +12,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/shardwell/shardwell/cache"
 	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/internal/config"
 	"github.com/shardwell/shardwell/objstore"
@@ -179,7 +180,7 @@ func TestSharesWhileDisksAreWalked(t *testing.T) {
 
 // walkDisksOf ends a walk over no disks.
 func (n *Node) walkDisksOf(done chan struct{}) {
-	n.disks = &disks{}
+	n.disks, n.cache = &disks{}, new(cache.Cache)
 	n.walkDisks(context.Background(), done)
 }
 
