@@ -42,10 +42,9 @@ type jobs struct {
 
 // job is one of them.
 type job struct {
-	rec     warm.Record
-	heard   time.Time               // when rec was written last
-	changed chan struct{}           // closed then
-	stop    context.CancelCauseFunc // of the run at this node, nil while it does not run here
+	rec   warm.Record
+	heard time.Time               // when rec was written last
+	stop  context.CancelCauseFunc // of the run at this node, nil while it does not run here
 }
 
 // Causes of the end of a run that is not the end of the job.
