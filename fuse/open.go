@@ -111,12 +111,14 @@ func (f *rawFS) Open(_ <-chan struct{}, in *gofuse.OpenIn, out *gofuse.OpenOut) 
 		return s.fail(err, "open", c.name)
 	}
 	h := &handle{Handle: Handle{FH: s.state.NextHandle(), NodeID: n.id, Unique: request.unique}, file: file, size: c.size, key: c.name, reads: prefetch.New(c.name, c.size)}
+	if c.tar == nil {
+		h.thread = in.Pid // before others can find the handle
+	}
 	if err := s.enter(h, request); err != nil {
 		file.Close()
 		return s.fail(err, "open", c.name)
 	}
 	if c.tar == nil {
-		h.thread = in.Pid
 		s.next.tell(openedFile{path: s.pathOf(h.key)})
 		if h.Backing != 0 { // what the kernel reads is not seen
 			s.next.tell(openedFile{s.pathOf(h.key), h.thread})
