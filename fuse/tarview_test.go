@@ -323,8 +323,7 @@ func TestTarViewIsTakenAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	m.cfg.Tars = nil
-	next := m.successor(t)
+	next := m.successorOf(t, func(s *Session) { s.cfg.Tars = nil })
 	b := make([]byte, 10)
 	if n, err := unix.Pread(fd, b, 0); err != nil || string(b[:n]) != "1" {
 		t.Errorf("an open member: %q, %v", b[:max(n, 0)], err)
