@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// SEMANTICS C9: A node whose link is slower than the others' holds up only itself: nobody who fills an object waits for what it has yet to get, and what it owns is fetched by those who want it.
+// SEMANTICS C9: Once a node was found to have a slower link than the others, nobody who fills an object waits for what it has yet to get, and what it owns is fetched once by those who want it. Until then, and until they are in order again, the others may be slowed.
 //
 // The owner is slow, and neither sends a block nor asks the origin.
 func TestSlowOwnerDelegates(t *testing.T) {
