@@ -405,28 +405,14 @@ func (j *jobs) tell(ctx context.Context, member, id string) error {
 
 // give gives a member a record, and the list that it refers to, and takes note of the answer.
 func (j *jobs) give(ctx context.Context, member string, rec warm.Record) (out warm.Record, joined bool, err error) {
-	doc, err := json.Marshal(rec)
-	if err != nil {
-		return rec, false, err
+	j.mu.Lock()
+	list := j.lists[rec.Spec.ListSum]
+	j.mu.Unlock()
+	if int64(len(list)) != rec.Spec.ListBytes {
+		list = nil // parts are to come
 	}
-	call, cancel := context.WithTimeout(ctx, jobPatience)
-	defer cancel()
-	answer, lacks, joined, err := j.n.cluster.peers.KeepJob(call, member, doc)
-	if err != nil {
-		return rec, false, err
-	}
-	if err := json.Unmarshal(answer, &out); err != nil || out.ID != rec.ID {
-		return rec, false, fmt.Errorf("peer %s: malformed answer about a job", member)
-	}
-	if lacks {
-		j.mu.Lock()
-		list := j.lists[rec.Spec.ListSum]
-		j.mu.Unlock()
-		if int64(len(list)) == rec.Spec.ListBytes {
-			if err := j.n.cluster.peers.KeepList(ctx, member, rec.Spec.ListSum, list); err != nil {
-				return out, joined, err
-			}
-		}
+	if out, joined, err = j.ask(ctx, member, rec, list); err != nil {
+		return out, joined, err
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()

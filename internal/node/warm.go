@@ -91,7 +91,7 @@ func (j *jobs) request(ctx context.Context, spec warm.Spec, list []byte) (rec wa
 	return rec, joined, nil
 }
 
-// ask gives a request to another member.
+// ask gives a request to another member, with the list that it refers to, unless nil, if that member lacks it.
 func (j *jobs) ask(ctx context.Context, member string, rec warm.Record, list []byte) (out warm.Record, joined bool, err error) {
 	doc, err := json.Marshal(rec)
 	if err != nil {
@@ -106,7 +106,7 @@ func (j *jobs) ask(ctx context.Context, member string, rec warm.Record, list []b
 	if err := json.Unmarshal(answer, &out); err != nil || out.ID != rec.ID {
 		return rec, false, fmt.Errorf("peer %s: malformed answer about a job", member)
 	}
-	if lacks {
+	if lacks && list != nil {
 		err = j.n.cluster.peers.KeepList(ctx, member, rec.Spec.ListSum, list)
 	}
 	return out, joined, err
