@@ -47,7 +47,25 @@ type answer struct {
 	info     objstore.Info // of a key
 	page     []byte        // of a list: encoded
 
-	forgotten bool // is no answer any more; the next one is compared with it
+	refused   error // the origin denies an answer; the fields above are those of the answer before, if there was one
+	forgotten bool  // is no answer any more; the next one is compared with it
+}
+
+// refusal returns the answer that the origin gives none, in place of an earlier one, which may
+// be nil. It keeps what that said for the next answer to be compared with.
+func refusal(qu question, asked time.Time, err error, before *answer) *answer {
+	a := &answer{question: qu, asked: asked, refused: err, missing: true}
+	if before != nil {
+		a.missing, a.info, a.page = before.missing, before.info, before.page
+	}
+	return a
+}
+
+// holds reports whether an answer will do for somebody who needs one for which the origin was
+// asked at need or later. A refusal holds for a moment only: whoever is allowed to read after
+// all should not have to wait for it.
+func (a *answer) holds(need, now time.Time) bool {
+	return a != nil && !a.asked.Before(need) && (a.refused == nil || now.Sub(a.asked) < refusalTTL)
 }
 
 // answerBytes is about what an answer takes beside its strings: the struct, its
