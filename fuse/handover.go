@@ -125,7 +125,7 @@ func (s *Session) agreesAgain(request, reply []byte) error {
 }
 
 // resume brings the session to where its predecessor was: the protocol that it agreed
-// on, and the files that are open.
+// on, the files that are open, and what will be read.
 func (s *Session) resume(request, reply []byte) error {
 	if err := s.agreesAgain(request, reply); err != nil {
 		return err
@@ -134,6 +134,9 @@ func (s *Session) resume(request, reply []byte) error {
 	s.readyOnce.Do(func() { close(s.ready) })
 	for _, h := range s.state.Handles() {
 		s.restore(h)
+	}
+	if state, ok := s.state.(PlanState); ok {
+		s.next.restore(state.Plans())
 	}
 	return nil
 }

@@ -35,15 +35,20 @@ const (
 	nextFor       = 10 * time.Minute // after the last open, a plan or a sequence has nothing fetched
 	maxOpened     = 1024             // opens not looked at yet; more are not looked at
 	nextTick      = 30 * time.Second // between looks for what has changed by itself
-	missingFor    = time.Minute      // a file that is not there is not asked for again
+	missingFor    = time.Minute      // a file that is not there is not asked for again, at least, and nextFor at most
+	maxMissing    = 4096             // files that are known not to be there
+	// maxMisses of the names that are guessed from others may be of no file, until the first of these is asked for
+	// again; then only names that the mount knows are guessed. Guesses go wrong where numbers end.
+	maxMisses = 4
 )
 
 // nextFiles has files fetched that are about to be opened, as plans say or the names of those
 // that were opened before.
 type nextFiles struct {
-	s      *Session
-	opened chan openedFile
-	news   chan struct{} // a plan has changed
+	s       *Session
+	opened  chan openedFile
+	news    chan struct{} // a plan was given
+	unsaved chan struct{} // a plan has changed
 
 	mu    sync.Mutex
 	plans map[string]*labelled // guarded by mu
@@ -51,7 +56,8 @@ type nextFiles struct {
 	// Of run alone:
 	sequences map[sequenceKey]*watched
 	held      map[string]*heldFile // by path
-	missing   map[string]time.Time
+	missing   map[string]time.Time // paths, until when they are not asked for
+	misses    map[string]misses    // by kind of names
 }
 
 // openedFile is a file that was opened, by path relative to the mount, or one that is read from its start
@@ -63,7 +69,7 @@ type openedFile struct {
 
 // labelled is a plan with who gave it.
 type labelled struct {
-	prefetch.Plan
+	*prefetch.Plan
 	used time.Time
 }
 
@@ -79,6 +85,18 @@ type watched struct {
 	used time.Time
 }
 
+// misses are guesses of one kind of names that were wrong.
+type misses struct {
+	count int
+	until time.Time
+}
+
+// wish is a file that is wanted next.
+type wish struct {
+	path    string
+	guessed bool // from other names; else a plan says so
+}
+
 // heldFile is a file that is fetched, or was. It is nil when all of it was here already.
 type heldFile struct {
 	file  File
@@ -87,10 +105,10 @@ type heldFile struct {
 
 func (x *nextFiles) init(s *Session) {
 	x.s = s
-	x.opened, x.news = make(chan openedFile, maxOpened), make(chan struct{}, 1)
+	x.opened, x.news, x.unsaved = make(chan openedFile, maxOpened), make(chan struct{}, 1), make(chan struct{}, 1)
 	x.plans = make(map[string]*labelled)
 	x.sequences = make(map[sequenceKey]*watched)
-	x.held, x.missing = make(map[string]*heldFile), make(map[string]time.Time)
+	x.held, x.missing, x.misses = make(map[string]*heldFile), make(map[string]time.Time), make(map[string]misses)
 }
 
 // tell says that a file was opened, or is read.
@@ -116,7 +134,7 @@ func (x *nextFiles) plan(label string, add bool, dir string, names []string) err
 	defer x.mu.Unlock()
 	p := x.plans[label]
 	if p == nil || !add {
-		p = &labelled{}
+		p = &labelled{Plan: new(prefetch.Plan)}
 		x.plans[label] = p
 	}
 	p.used = time.Now()
@@ -133,11 +151,17 @@ func (x *nextFiles) plan(label string, add bool, dir string, names []string) err
 	for len(x.plans) > maxPlans || len(x.plans) > 1 && x.planBytes() > maxPlansBytes {
 		x.dropPlan()
 	}
+	x.wake()
+	x.changed()
+	return nil
+}
+
+// wake has run look at the plans.
+func (x *nextFiles) wake() {
 	select {
 	case x.news <- struct{}{}:
 	default:
 	}
-	return nil
 }
 
 // planBytes is about how much memory all plans take. Callers hold mu.
@@ -213,6 +237,7 @@ func (x *nextFiles) note(o openedFile, now time.Time) {
 		for _, p := range x.plans {
 			if p.Opened(o.path) {
 				p.used = now
+				x.changed()
 			}
 		}
 		x.mu.Unlock()
@@ -264,14 +289,15 @@ func processOf(thread uint32) string {
 
 func (x *nextFiles) expire(now time.Time) {
 	maps.DeleteFunc(x.sequences, func(_ sequenceKey, w *watched) bool { return now.Sub(w.used) > nextFor })
-	maps.DeleteFunc(x.missing, func(_ string, at time.Time) bool { return now.Sub(at) > missingFor })
+	maps.DeleteFunc(x.missing, func(_ string, until time.Time) bool { return !now.Before(until) })
+	maps.DeleteFunc(x.misses, func(_ string, m misses) bool { return !now.Before(m.until) })
 }
 
 // keep has fetched what is wanted now, and gives up what is not any more.
 func (x *nextFiles) keep(ctx context.Context, now time.Time) {
 	wanted := x.wanted(now)
 	for name := range x.held {
-		if !slices.Contains(wanted, name) {
+		if !slices.ContainsFunc(wanted, func(w wish) bool { return w.path == name }) {
 			x.release(name)
 		}
 	}
@@ -279,61 +305,96 @@ func (x *nextFiles) keep(ctx context.Context, now time.Time) {
 	for _, h := range x.held {
 		room -= h.bytes
 	}
-	for _, name := range wanted {
-		if x.held[name] != nil || now.Sub(x.missing[name]) < missingFor {
+	for i := 0; i < len(wanted) && room > 0 && len(x.held) < maxNextFiles && ctx.Err() == nil; i++ {
+		w := wanted[i]
+		if x.held[w.path] != nil {
 			continue
 		}
-		if room <= 0 || len(x.held) >= maxNextFiles || ctx.Err() != nil {
-			return
-		}
-		h, err := x.fetch(ctx, name, room)
+		h, err := x.fetch(ctx, w, room, now)
 		if err != nil {
-			if len(x.missing) >= maxNextFiles {
-				clear(x.missing)
-			}
-			x.missing[name] = now
+			x.miss(w, err, now)
+			wanted, i = x.wanted(now), -1 // less than before: nor is what was guessed behind it
 			continue
 		}
-		x.held[name] = h
+		x.held[w.path] = h
 		room -= h.bytes
 	}
 }
 
-// wanted returns the paths of files that are next: the first of each reader, then the second of each.
-func (x *nextFiles) wanted(now time.Time) (all []string) {
-	var lists [][]string
+// miss takes note of a file that could not be fetched.
+func (x *nextFiles) miss(w wish, err error, now time.Time) {
+	if len(x.missing) >= maxMissing {
+		if x.expire(now); len(x.missing) >= maxMissing {
+			clear(x.missing)
+		}
+	}
+	until := now.Add(max(missingFor, min(x.s.maxAbsentAge(), nextFor)))
+	x.missing[w.path] = until
+	if !w.guessed || !errors.Is(err, errNoFile) {
+		return
+	}
+	kind := kindOf(w.path)
+	m := x.misses[kind]
+	if !now.Before(m.until) {
+		m = misses{until: until}
+	}
+	if m.count++; len(x.misses) < maxMissing {
+		x.misses[kind] = m
+	}
+}
+
+// wanted returns the files that are next, but those that are known not to be there: the first of each reader,
+// then the second of each.
+func (x *nextFiles) wanted(now time.Time) (all []wish) {
+	type list struct {
+		paths   []string
+		guessed bool
+	}
+	var lists []list
+	isMissing := func(name string) bool { return now.Before(x.missing[name]) }
 	x.mu.Lock()
 	for _, label := range slices.Sorted(maps.Keys(x.plans)) {
 		if p := x.plans[label]; now.Sub(p.used) <= nextFor {
-			lists = append(lists, p.Next(x.s.cfg.NextFiles))
+			lists = append(lists, list{paths: slices.DeleteFunc(p.Next(x.s.cfg.NextFiles), isMissing)})
 		}
 	}
 	x.mu.Unlock()
 	for _, w := range x.sequences {
 		if now.Sub(w.used) <= nextFor {
-			lists = append(lists, w.next)
+			there := w.next
+			if i := slices.IndexFunc(there, isMissing); i >= 0 {
+				there = there[:i] // where numbers end
+			}
+			lists = append(lists, list{there, true})
 		}
 	}
 	seen := make(map[string]bool)
 	for i := range x.s.cfg.NextFiles {
 		for _, l := range lists {
-			if i < len(l) && !seen[l[i]] && len(all) < maxNextFiles {
-				seen[l[i]] = true
-				all = append(all, l[i])
+			if i < len(l.paths) && !seen[l.paths[i]] && len(all) < maxNextFiles {
+				seen[l.paths[i]] = true
+				all = append(all, wish{l.paths[i], l.guessed})
 			}
 		}
 	}
 	return all
 }
 
-// errNoFile says that a name of a plan is no file.
+// errNoFile says that a name that is wanted is no file.
 var errNoFile = errors.New("is no file")
 
 // fetch begins to fetch at most room bytes of a file.
-func (x *nextFiles) fetch(ctx context.Context, name string, room int64) (*heldFile, error) {
+func (x *nextFiles) fetch(ctx context.Context, w wish, room int64, now time.Time) (*heldFile, error) {
 	ctx, cancel := context.WithTimeout(ctx, x.s.cfg.NameBudget)
 	defer cancel()
-	obj, err := x.s.resolve(ctx, name)
+	by := told
+	if w.guessed {
+		by = guessed
+		if m := x.misses[kindOf(w.path)]; m.count >= maxMisses && now.Before(m.until) {
+			by = guessedWrong
+		}
+	}
+	obj, err := x.s.resolve(ctx, w.path, by)
 	if err != nil {
 		return nil, err
 	}
@@ -362,14 +423,26 @@ func (x *nextFiles) release(name string) {
 	delete(x.held, name)
 }
 
+// source is where a name comes from that is to be resolved, which says what it is worth.
+type source uint8
+
+const (
+	told         source = iota // by a reader: the origin is asked for it
+	guessed                    // from other names: not if a listing would have told of it
+	guessedWrong               // as such names were before: not at all
+)
+
 // resolve returns the version that a path within the mount means now.
-func (s *Session) resolve(ctx context.Context, name string) (obj chunk.Object, err error) {
+func (s *Session) resolve(ctx context.Context, name string, by source) (obj chunk.Object, err error) {
 	id := uint64(snapshot.RootID)
 	parts := strings.Split(name, "/")
 	for i, part := range parts {
 		d, ok, err := s.directory(id)
 		if err != nil || !ok || part == "" || part == "." || part == ".." {
 			return obj, cmp.Or(err, errNoFile)
+		}
+		if _, known := d.Find(part); !known && (by == guessedWrong || by == guessed && !s.dirs.of(d).completeSince().IsZero()) {
+			return obj, errNoFile
 		}
 		f, err := s.lookup(ctx, d, part)
 		if err != nil || f.absent {

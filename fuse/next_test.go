@@ -3,6 +3,7 @@ package fuse
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"syscall"
@@ -10,6 +11,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/shardwell/shardwell/fuse/handover"
 	"golang.org/x/sys/unix"
 )
 
@@ -150,6 +152,183 @@ func TestNextOfASequenceIsFetched(t *testing.T) {
 	}
 }
 
+// A successor goes on with the plans, from where their readers were.
+func TestPlansAreHandedOver(t *testing.T) {
+	o := shards(10)
+	m := mount(t, o, func(c *Config) { c.NextFiles, c.State = 2, newProcessState() })
+	dir := m.openDir(t, "sub")
+	if err := (Plan{Label: "a", Names: []string{"s-000.tar", "s-002.tar", "s-004.tar", "s-006.tar", "s-008.tar"}}).Give(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := (Plan{Label: "b", Names: []string{"s-001.tar"}}).Give(dir); err != nil {
+		t.Fatal(err)
+	}
+	waitPrefetched(t, o, "000 001 002")
+	m.openFile(t, "sub/s-000.tar")
+	m.openFile(t, "sub/s-002.tar")
+	waitPrefetched(t, o, "000 001 002 004 006")
+	o.prefetched.Clear()
+	next := m.successor(t)
+	waitPrefetched(t, o, "001 004 006")
+	buf := make([]byte, 1000)
+	n, err := unix.Getxattr(next.dir, xattrPlan, buf)
+	if want := "a: 2 of 5 opened, next sub/s-004.tar\nb: 0 of 1 opened, next sub/s-001.tar\n"; err != nil || string(buf[:n]) != want {
+		t.Errorf("plan: %q, %v, want %q", buf[:max(0, n)], err, want)
+	}
+	next.openFile(t, "sub/s-004.tar")
+	waitPrefetched(t, o, "001 004 006 008")
+}
+
+// Whatever a predecessor left, a session takes up what can be plans and stays within its limits.
+func FuzzRestorePlans(f *testing.F) {
+	var x nextFiles
+	x.init(&Session{cfg: Config{NextFiles: 1}})
+	for _, label := range []string{"", "0.1"} {
+		if err := x.plan(label, false, "d/", []string{"a", "b"}); err != nil {
+			f.Fatal(err)
+		}
+	}
+	f.Add(x.appendPlans(nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var x, y nextFiles
+		x.init(&Session{cfg: Config{NextFiles: 1}})
+		y.init(x.s)
+		x.restore(b)
+		if len(x.plans) > maxPlans {
+			t.Fatalf("%d plans", len(x.plans))
+		}
+		y.restore(x.appendPlans(nil))
+		if x.describe() != y.describe() || len(x.plans) != len(y.plans) {
+			t.Fatalf("%q comes back as %q", x.describe(), y.describe())
+		}
+	})
+}
+
+// Plans that are too many for a successor: it has those that were used last.
+func TestPlansOfASuccessorAreBounded(t *testing.T) {
+	var x, y nextFiles
+	x.init(&Session{cfg: Config{NextFiles: 1}})
+	y.init(x.s)
+	r := rand.NewChaCha8([32]byte{1})
+	for i := range 5 {
+		names := make([]string, 1000)
+		for j := range names { // nothing that two of them share
+			name := make([]byte, 750)
+			_, _ = r.Read(name)
+			names[j] = fmt.Sprintf("%d-%d-%x", j, i, name)
+		}
+		if err := x.plan(fmt.Sprint(i), false, "", names); err != nil {
+			t.Fatal(err)
+		}
+	}
+	saved := x.appendPlans(nil)
+	y.restore(saved)
+	if len(saved) > handover.MaxPlansBytes || len(y.plans) != 2 || y.plans["4"] == nil || y.plans["3"] == nil {
+		t.Errorf("%d bytes, %q", len(saved), y.describe())
+	}
+}
+
+// unserved is a session that nothing is mounted for, for tests that say what is opened when.
+func unserved(t *testing.T, o *fakeOrigin, change func(*Config)) *Session {
+	t.Helper()
+	buffers := NewBuffers(1 << 20)
+	t.Cleanup(func() { _ = buffers.Close() })
+	cfg := Config{Bucket: fakeBucket, Names: o, Data: o, StateDir: t.TempDir(), Buffers: buffers}
+	change(&cfg)
+	s, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.runCtx = t.Context()
+	t.Cleanup(func() {
+		s.serving.Wait()
+		for name := range s.next.held {
+			s.next.release(name)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// Where numbers end, the origin is asked for few names that do not exist: one of each reader, a handful of all
+// that read alike, and none a second time before the answer is as old as an answer may be.
+func TestWrongGuessesAreFewQuestions(t *testing.T) {
+	o := shards(80)
+	absent := make(map[string]int)
+	o.answered = func(key string) {
+		if _, ok := o.objects[key]; !ok && strings.HasPrefix(key, "sub/") {
+			absent[key]++
+		}
+	}
+	s := unserved(t, o, func(c *Config) { c.NextFiles = 4 })
+	now := time.Now()
+	read := func(process uint32, shard int) {
+		path := fmt.Sprintf("sub/s-%03d.tar", shard)
+		for _, thread := range []uint32{0, process} {
+			s.next.note(openedFile{path, thread}, now)
+			s.next.keep(t.Context(), now)
+		}
+	}
+	want := func(when string, most int) {
+		t.Helper()
+		asked := 0
+		for key, times := range absent {
+			if asked += times; times > 1 {
+				t.Errorf("%s: %s was asked for %d times", when, key, times)
+			}
+		}
+		if asked > most {
+			t.Errorf("%s: %d questions for what is not there: %v", when, asked, absent)
+		}
+		clear(absent)
+	}
+	const nobody = 1 << 30 // no thread has such an id
+	for i := range 80 {
+		read(nobody, i)
+	}
+	want("one reader", 1)
+	for epoch := range 2 {
+		for i := range 80 {
+			read(nobody+1, i)
+		}
+		want(fmt.Sprintf("epoch %d, soon after", epoch), 0)
+	}
+	now = now.Add(s.maxAbsentAge() + time.Second)
+	for i := range 80 {
+		read(nobody, i)
+	}
+	want("later", 1)
+	now = now.Add(s.maxAbsentAge() + time.Second)
+	for i := range 80 { // 16 workers take shards in turns, and all come to the end
+		read(nobody+100+uint32(i%16), i)
+	}
+	want("workers", maxMisses)
+	if n := s.stats.NextFiles.Load(); n < 79 {
+		t.Errorf("%d files were fetched before they were opened", n)
+	}
+}
+
+// What a listing has not shown is not asked for because of a guess.
+func TestGuessesGoByListings(t *testing.T) {
+	o := shards(5)
+	m := mount(t, o, func(c *Config) { c.Consistency = Consistency{Mode: ModeTTL, TTL: time.Nanosecond} })
+	if got := entries(t, m.path("sub")); len(got) != 5 {
+		t.Fatalf("listed %q", got)
+	}
+	if _, err := m.resolve(t.Context(), "sub", told); err == nil { // and what is known of it
+		t.Error("a directory is a file")
+	}
+	before := o.requests()
+	if _, err := m.resolve(t.Context(), "sub/s-005.tar", guessed); !errors.Is(err, errNoFile) || o.requests()-before > 2 {
+		t.Errorf("%v, %d questions", err, o.requests()-before)
+	}
+	if _, err := m.resolve(t.Context(), "sub/s-004.tar", guessed); err != nil {
+		t.Errorf("a name that was listed: %v", err)
+	}
+}
+
 // What readers of a mount have ahead of themselves bounds what is fetched before it is opened.
 func TestNextFilesAreBoundedInBytes(t *testing.T) {
 	o := newOrigin()
@@ -242,11 +421,11 @@ func TestSessionsRefuseWhatIsNoPath(t *testing.T) {
 	o := shards(1)
 	m := mount(t, o, nil)
 	for _, name := range []string{"", ".", "..", "sub", "sub/", "sub/..", "/sub/s-000.tar", "sub/s-000.tar/x", "sub//s-000.tar"} {
-		if obj, err := m.resolve(t.Context(), name); err == nil {
+		if obj, err := m.resolve(t.Context(), name, told); err == nil {
 			t.Errorf("%q is %v", name, obj.Key)
 		}
 	}
-	if obj, err := m.resolve(t.Context(), "sub/s-000.tar"); err != nil || obj.Key != "sub/s-000.tar" {
+	if obj, err := m.resolve(t.Context(), "sub/s-000.tar", told); err != nil || obj.Key != "sub/s-000.tar" {
 		t.Errorf("got %q, %v", obj.Key, err)
 	}
 }

@@ -132,7 +132,6 @@ func (s *Session) openListings(resumes bool) (err error) {
 		s.log.Warn("file system: names are kept in memory only", "error", err)
 	}
 	spill := spillOf(s.state)
-	spill.InTime = c.InTime
 	switch {
 	case c.Resume:
 		s.store, err = snapshot.OpenFile(c.Listings, c.identity(), now, spill, onLost)
@@ -305,6 +304,7 @@ func (s *Session) Run(ctx context.Context) error {
 	s.serving.Go(func() { s.sendNotices(runCtx) })
 	s.serving.Go(func() { s.watchCallers(runCtx) })
 	s.serving.Go(func() { s.next.run(runCtx) })
+	s.serving.Go(func() { s.next.keepSaved(runCtx) })
 	err := s.readRequests(runCtx)
 	cancel()
 	stop()

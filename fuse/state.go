@@ -53,6 +53,14 @@ type Journal interface {
 	Blame(by int)
 }
 
+// PlanState is a SessionState that also keeps the plans of what will be read.
+type PlanState interface {
+	// Plans returns what SavePlans was given last, empty at first.
+	Plans() []byte
+	// SavePlans takes at most handover.MaxPlansBytes.
+	SavePlans(plans []byte) error
+}
+
 // Spiller is a SessionState with room for the listings that a full disk does not take:
 // a file of memory, free from an offset on.
 type Spiller interface {
@@ -62,6 +70,7 @@ type Spiller interface {
 var _ interface {
 	SessionState
 	Journal
+	PlanState
 	Spiller
 } = (*handover.Area)(nil)
 
@@ -94,6 +103,7 @@ type processState struct {
 	reply   []byte
 	next    uint64
 	handles map[uint64]Handle
+	plans   []byte
 }
 
 func newProcessState() *processState { return &processState{handles: make(map[uint64]Handle)} }
@@ -139,4 +149,17 @@ func (s *processState) Handles() []Handle {
 		all = append(all, h)
 	}
 	return all
+}
+
+func (s *processState) Plans() []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.plans
+}
+
+func (s *processState) SavePlans(plans []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.plans = slices.Clone(plans)
+	return nil
 }

@@ -20,9 +20,12 @@ const LayoutVersion = 1
 // Bounds of an area.
 const (
 	MaxRecordBytes = 64 << 10
-	MaxHandles     = 1 << 20 // open files of a mount
-	maxInitBytes   = 2 << 10 // of a request or reply of INIT
-	maxAgain       = 4 << 10 // requests that came again and are not answered
+	MaxPlansBytes  = 4 << 20 // of what readers said they will read
+	// MaxHandles are the open files of a mount: what of a million slots is not taken by plans, which
+	// earlier programs of this layout knew nothing of.
+	MaxHandles   = handleSlots - 2*MaxPlansBytes/handleBytes
+	maxInitBytes = 2 << 10 // of a request or reply of INIT
+	maxAgain     = 4 << 10 // requests that came again and are not answered
 )
 
 // Layout. Numbers are those of the machine: an area never leaves it. Words that say
@@ -39,6 +42,7 @@ const (
 	offHandles     = 32 // u32, slots that were ever used
 	offLastBacking = 36 // u32
 	offDock        = 40 // u64, unique
+	offPlans       = 48 // u32, as offRecord
 
 	initOffset    = 4 << 10 // request, then reply, maxInitBytes each
 	recordOffset  = initOffset + 2*maxInitBytes
@@ -46,7 +50,9 @@ const (
 	againBytes    = 16 // unique u64 (0 = free), times u32, blame u32
 	handlesOffset = againOffset + maxAgain*againBytes
 	handleBytes   = 32 // fh, node, unique u64, backing u32, use u32 (0 = free)
-	areaBytes     = handlesOffset + MaxHandles*handleBytes
+	handleSlots   = 1 << 20
+	plansOffset   = handlesOffset + MaxHandles*handleBytes // MaxPlansBytes, twice
+	areaBytes     = handlesOffset + handleSlots*handleBytes
 )
 
 // ErrVersion says that an area was laid out by another version of the program.
@@ -67,7 +73,7 @@ const (
 	useDirect = 2
 )
 
-// secondRecord marks the second place of a record.
+// secondRecord marks the second place of a record, or of plans.
 const secondRecord = 1 << 31
 
 // Area is what a successor must know of a session, in memory that outlives the
@@ -165,7 +171,7 @@ func (a *Area) check() error {
 		return err
 	}
 	if st.Size() < areaBytes || binary.NativeEndian.Uint32(head[offRecord:])&^secondRecord > MaxRecordBytes ||
-		binary.NativeEndian.Uint32(head[offHandles:]) > MaxHandles {
+		binary.NativeEndian.Uint32(head[offPlans:])&^secondRecord > MaxPlansBytes || binary.NativeEndian.Uint32(head[offHandles:]) > MaxHandles {
 		return errors.New("no area of a session: it is damaged")
 	}
 	return nil
@@ -229,6 +235,37 @@ func recordAt(word uint32) (at, n int) {
 	at, n = recordOffset, int(word&^secondRecord)
 	if word&secondRecord != 0 {
 		at += MaxRecordBytes
+	}
+	return at, n
+}
+
+// Plans implements fuse.PlanState.
+func (a *Area) Plans() []byte {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	at, n := plansAt(a.load32(offPlans))
+	return append([]byte(nil), a.mem[at:at+n]...)
+}
+
+// SavePlans implements fuse.PlanState.
+func (a *Area) SavePlans(plans []byte) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(plans) > MaxPlansBytes {
+		return fmt.Errorf("state of a mount: plans of %d bytes: at most %d", len(plans), MaxPlansBytes)
+	}
+	next := uint32(len(plans)) | ^a.load32(offPlans)&secondRecord // the place that is not in use
+	at, _ := plansAt(next)
+	copy(a.mem[at:], plans)
+	a.store32(offPlans, next)
+	return nil
+}
+
+// plansAt returns where plans are.
+func plansAt(word uint32) (at, n int) {
+	at, n = plansOffset, int(word&^secondRecord)
+	if word&secondRecord != 0 {
+		at += MaxPlansBytes
 	}
 	return at, n
 }

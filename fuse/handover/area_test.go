@@ -136,6 +136,7 @@ func TestAreaOfAnotherVersion(t *testing.T) {
 		"magic":   func(a *Area) { a.store64(offMagic, 1) },
 		"handles": func(a *Area) { a.store32(offHandles, MaxHandles+1) },
 		"record":  func(a *Area) { a.store32(offRecord, MaxRecordBytes+1) },
+		"plans":   func(a *Area) { a.store32(offPlans, MaxPlansBytes+1) },
 	} {
 		a := newArea(t, "r")
 		change(a)
@@ -157,6 +158,35 @@ func TestAreaOfAnotherVersion(t *testing.T) {
 	}
 	if err := unix.Ftruncate(int(newArea(t, "").file.Fd()), 4096); !errors.Is(err, unix.EPERM) {
 		t.Errorf("the file can be made shorter under who maps it: %v", err)
+	}
+}
+
+// Plans are found again, the ones saved last that were complete, and take no handle's place.
+func TestAreaKeepsPlans(t *testing.T) {
+	a := newArea(t, "r")
+	if p := a.Plans(); len(p) != 0 {
+		t.Errorf("plans of a new area: %q", p)
+	}
+	for i := range 5 {
+		want := bytes.Repeat([]byte{byte('a' + i)}, MaxPlansBytes-i)
+		if err := a.SavePlans(want); err != nil {
+			t.Fatal(err)
+		}
+		a = again(t, a)
+		if got := a.Plans(); !bytes.Equal(got, want) {
+			t.Errorf("%d bytes come back, want %d", len(got), len(want))
+		}
+		next, _ := plansAt(^a.load32(offPlans) & secondRecord)
+		copy(a.mem[next:], "half of what comes next") // and then it was killed
+		if got := a.Plans(); !bytes.Equal(got, want) {
+			t.Error("plans that were not finished are taken")
+		}
+	}
+	if err := a.SavePlans(make([]byte, MaxPlansBytes+1)); err == nil {
+		t.Error("plans beyond the limit are taken")
+	}
+	if len(handlesOf(a)) != 0 || handleAt(MaxHandles) != plansOffset || plansOffset+2*MaxPlansBytes != areaBytes {
+		t.Errorf("plans at %d, handles end at %d, the area at %d", plansOffset, handleAt(MaxHandles), areaBytes)
 	}
 }
 

@@ -76,10 +76,15 @@ func (p *Plan) Opened(name string) bool {
 			break
 		}
 	}
+	p.advance()
+	return true
+}
+
+// advance moves at on to the first that was not opened.
+func (p *Plan) advance() {
 	for p.at < len(p.names) && p.opened[p.at] {
 		p.at++
 	}
-	return true
 }
 
 // Next returns the first count names that were not opened, in the order of the plan,
