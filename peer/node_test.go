@@ -92,9 +92,10 @@ type node struct {
 	end    func()
 	flying sync.WaitGroup
 	fill   bool // reads as one who brings the whole object to itself
-	tar    TarIndexFunc
+	tar    func(context.Context, chunk.Object) ([]byte, error)
 
 	mu       sync.Mutex
+	kept     map[chunk.Object][]byte // indexes of tars that others gave; guarded by mu
 	have     map[uint32][]byte  // guarded by mu
 	came     chan struct{}      // closed and renewed when a block lands; guarded by mu
 	flights  map[uint32]*flight // by chunk; guarded by mu
@@ -394,7 +395,7 @@ func (c *cluster) start(id string) *node {
 	n.peers = peers
 	srv, err := NewServer(ServerConfig{Self: id, Geometry: small, Lender: n, Names: n, Members: c.members, Stats: peers.Stats(),
 		Transfer: stats, Verifier: transfer.NewVerifier(c.signer), Logger: logger, Owned: peers.Owned,
-		TarIndex: func(ctx context.Context, obj chunk.Object) ([]byte, error) { return n.tar(ctx, obj) },
+		Tars:     n,
 		Forget:   func(context.Context, objstore.Bucket, string) (int, error) { return 3, nil },
 		Status:   func(context.Context) ([]byte, error) { return []byte(`{"node":"` + id + `"}`), nil }})
 	if err != nil {

@@ -39,7 +39,7 @@ type ServerConfig struct {
 	Forget   ForgetFunc               // nil forgets nothing
 	Status   StatusFunc               // nil says "{}"
 	Keeper   Keeper                   // nil keeps nothing
-	TarIndex TarIndexFunc             // nil knows of no tar
+	Tars     Tars                     // nil knows of no tar
 	Lessor   Lessor                   // nil leases nothing
 	Worker   Worker                   // nil does no work for others
 	Bounds   transfer.ServerConfig    // MaxStreams and timeouts; the other fields are set here

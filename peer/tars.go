@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"math"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 // Bounds of what members tell each other of tars.
 const (
 	MaxTarIndexBytes = 64 << 20 // encoded
+	maxGivenBytes    = 8 << 20  // of an index that is given to the owner: some 800,000 members
 	tarPartBytes     = 1 << 20
 	// tarSilence is how long the owner of a tar may say nothing while it reads headers; it says
 	// something every tarSignEvery.
@@ -27,21 +29,20 @@ const (
 	tarSignEvery = 4 * time.Second
 )
 
-// TarIndexFunc returns the encoded index of a tar, which it makes if need be.
-type TarIndexFunc func(ctx context.Context, obj chunk.Object) ([]byte, error)
+// Tars is what this node knows of tars.
+type Tars interface {
+	// Encoded returns the encoded index of a tar, which it makes if need be.
+	Encoded(ctx context.Context, obj chunk.Object) ([]byte, error)
+	// Lacks reports whether the index of a tar would have to be made.
+	Lacks(obj chunk.Object) bool
+	// Keep takes an encoded index that another member has made.
+	Keep(obj chunk.Object, encoded []byte) error
+}
 
 // TarIndex asks the owner of a tar, or who acts for it, where its members lie. It returns
 // chunk.ErrNotHeld when this node is the one to find out.
 func (p *Peers) TarIndex(ctx context.Context, obj chunk.Object) ([]byte, error) {
-	key := p.cfg.Ring.KeyOfBlocks(obj, obj.ID(), chunk.Span{Count: 1})
-	for _, id := range p.cfg.Ring.Owners(key, nil) {
-		if id == p.cfg.Self {
-			break
-		}
-		m, ok := p.cfg.Members.Lookup(id)
-		if !ok || !p.breakers.allow(id, time.Now()) {
-			continue
-		}
+	for m := range p.ownersOfTar(obj) {
 		b, err := p.tarIndexOf(ctx, m, obj)
 		switch {
 		case err == nil:
@@ -51,9 +52,52 @@ func (p *Peers) TarIndex(ctx context.Context, obj chunk.Object) ([]byte, error) 
 		case errors.As(err, new(*transfer.RemoteError)):
 			return nil, err // it is there, and has none
 		}
-		p.cfg.Logger.Info("peer could not tell of a tar", "object", obj.URI(), "peer", id, "error", err)
+		p.cfg.Logger.Info("peer could not tell of a tar", "object", obj.URI(), "peer", m.ID, "error", err)
 	}
 	return nil, chunk.ErrNotHeld
+}
+
+// ownersOfTar yields the members that keep the index of a tar, the owner first, up to this node.
+func (p *Peers) ownersOfTar(obj chunk.Object) iter.Seq[Member] {
+	return func(yield func(Member) bool) {
+		key := p.cfg.Ring.KeyOfBlocks(obj, obj.ID(), chunk.Span{Count: 1})
+		for _, id := range p.cfg.Ring.Owners(key, nil) {
+			if id == p.cfg.Self {
+				return
+			}
+			if m, ok := p.cfg.Members.Lookup(id); ok && p.breakers.allow(id, time.Now()) && !yield(m) {
+				return
+			}
+		}
+	}
+}
+
+// GiveTarIndex gives an index that this node has made to the owner of the tar, or who acts for it, if that
+// lacks it. An index that is too long for one call is given to nobody.
+func (p *Peers) GiveTarIndex(ctx context.Context, obj chunk.Object, encoded []byte) error {
+	if len(encoded) > maxGivenBytes {
+		return nil
+	}
+	give := func(m Member, index []byte) (lacks bool, err error) {
+		err = p.connect(ctx, m, p.cfg.CallTimeout, func(ctx context.Context, c *caller) error {
+			r, err := c.tars.KeepTarIndex(ctx, &peerpb.KeepTarIndexRequest{Object: obj.AppendBinary(nil), Index: index})
+			lacks = r.GetLacks()
+			return err
+		})
+		return lacks, err
+	}
+	var errs []error
+	for m := range p.ownersOfTar(obj) {
+		lacks, err := give(m, nil)
+		if lacks && err == nil {
+			_, err = give(m, encoded)
+		}
+		if err == nil {
+			return nil
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // tarIndexOf asks one member.
@@ -92,10 +136,30 @@ type tarAnswers struct {
 	cfg ServerConfig
 }
 
+var errNoTars = status.Error(codes.Unimplemented, "this member has no indexes of tars")
+
+func (a *tarAnswers) KeepTarIndex(_ context.Context, r *peerpb.KeepTarIndexRequest) (*peerpb.KeepTarIndexReply, error) {
+	a.cfg.Stats.CallsServed.Add(1)
+	if a.cfg.Tars == nil {
+		return nil, errNoTars
+	}
+	obj, err := chunk.ParseObject(r.Object)
+	if err != nil {
+		return nil, errMalformed
+	}
+	lacks := a.cfg.Tars.Lacks(obj)
+	if lacks && len(r.Index) > 0 {
+		if err := a.cfg.Tars.Keep(obj, r.Index); err != nil {
+			return nil, status.Error(codes.InvalidArgument, validText(err.Error()))
+		}
+	}
+	return &peerpb.KeepTarIndexReply{Lacks: lacks}, nil
+}
+
 func (a *tarAnswers) TarIndex(r *peerpb.TarIndexRequest, out grpc.ServerStreamingServer[peerpb.TarIndexReply]) error {
 	a.cfg.Stats.CallsServed.Add(1)
-	if a.cfg.TarIndex == nil {
-		return status.Error(codes.Unimplemented, "this member has no indexes of tars")
+	if a.cfg.Tars == nil {
+		return errNoTars
 	}
 	obj, err := chunk.ParseObject(r.Object)
 	if err != nil {
@@ -108,7 +172,7 @@ func (a *tarAnswers) TarIndex(r *peerpb.TarIndexRequest, out grpc.ServerStreamin
 	ctx, cancel := context.WithCancel(out.Context())
 	got := make(chan answer, 1)
 	go func() {
-		b, err := a.cfg.TarIndex(ctx, obj)
+		b, err := a.cfg.Tars.Encoded(ctx, obj)
 		got <- answer{b, err}
 	}()
 	sign := time.NewTicker(tarSignEvery)

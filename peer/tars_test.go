@@ -4,12 +4,80 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/peer/transfer"
 )
+
+func (n *node) Encoded(ctx context.Context, obj chunk.Object) ([]byte, error) { return n.tar(ctx, obj) }
+
+func (n *node) Lacks(obj chunk.Object) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.kept[obj] == nil
+}
+
+func (n *node) Keep(obj chunk.Object, encoded []byte) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if string(encoded) == "bad" {
+		return errors.New("no index")
+	}
+	if n.kept == nil {
+		n.kept = make(map[chunk.Object][]byte)
+	}
+	n.kept[obj] = encoded
+	return nil
+}
+
+func (n *node) keeps(obj chunk.Object) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return string(n.kept[obj])
+}
+
+// Who has made an index gives it to the owner of the tar, once, or to who acts for it.
+func TestTarIndexIsGivenToTheOwner(t *testing.T) {
+	inCluster(t, 3, 512<<10, func(t *testing.T, c *cluster) {
+		give := func(from, index string) error {
+			return c.nodes[from].peers.GiveTarIndex(t.Context(), c.object, []byte(index))
+		}
+		want := func(when, n0, n1, n2 string) {
+			t.Helper()
+			for id, index := range map[string]string{"n0": n0, "n1": n1, "n2": n2} {
+				if got := c.nodes[id].keeps(c.object); got != index {
+					t.Errorf("%s: %s keeps %q, want %q", when, id, got, index)
+				}
+			}
+		}
+		if err := give("n2", "bad"); err == nil {
+			t.Error("what is no index is taken")
+		}
+		if err := give("n2", strings.Repeat("x", maxGivenBytes+1)); err != nil {
+			t.Errorf("one that is too long: %v", err)
+		}
+		if err := give("n0", "its own"); err != nil {
+			t.Errorf("by the owner: %v", err)
+		}
+		want("at first", "", "", "")
+		if err := errors.Join(give("n2", "first"), give("n1", "second")); err != nil {
+			t.Error(err)
+		}
+		want("given twice", "first", "", "")
+		c.net.kill("n0:1")
+		if err := give("n2", "third"); err != nil {
+			t.Error(err)
+		}
+		want("without the owner", "first", "third", "")
+		c.net.kill("n1:1")
+		if err := give("n2", "fourth"); err == nil {
+			t.Error("given to nobody")
+		}
+	})
+}
 
 // The owner of a tar is asked where its members lie, whoever asks, and as long as it takes.
 func TestTarIndexIsTheOwners(t *testing.T) {

@@ -52,6 +52,13 @@ type Config struct {
 	// chunk.ErrNotHeld: then this node makes it. nil: there are no others.
 	Ask func(ctx context.Context, obj chunk.Object) ([]byte, error)
 
+	// Give has the node that keeps the index of an object know one that was made here, unless
+	// this is that node. nil: there are no others.
+	Give func(ctx context.Context, obj chunk.Object, encoded []byte) error
+	// WholeBytes is how large a tar is at most that comes to the node that keeps its index
+	// whenever it comes to others: that makes the index as well.
+	WholeBytes int64
+
 	BlockBytes  int64 // in which tars are read
 	MemoryBytes int64 // of indexes in use, the last one not counted; 0 means DefaultMemoryBytes
 
@@ -73,6 +80,7 @@ type Stats struct {
 	Scanned  atomic.Int64 // indexes made by reading headers for them
 	Streamed atomic.Int64 // indexes made while the tar came by
 	Asked    atomic.Int64 // indexes that another node had
+	Given    atomic.Int64 // indexes that another node had made, and gave to this one to keep
 	Loaded   atomic.Int64 // read from disk
 	Damaged  atomic.Int64 // indexes on disk or from another node that were none
 }
@@ -96,6 +104,7 @@ type Library struct {
 	flights map[flightKey]*flight
 
 	growing growing
+	gifts   chan gift
 }
 
 type book struct {
@@ -140,7 +149,8 @@ func NewLibrary(cfg Config) *Library {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	l := &Library{cfg: cfg, scans: semaphore.NewWeighted(cfg.ScanBytes), byID: make(map[chunk.ObjectID]*list.Element), flights: make(map[flightKey]*flight)}
+	l := &Library{cfg: cfg, scans: semaphore.NewWeighted(cfg.ScanBytes), byID: make(map[chunk.ObjectID]*list.Element), flights: make(map[flightKey]*flight),
+		gifts: make(chan gift, maxGifts)}
 	l.shelf = newShelf(cfg, &l.stats)
 	l.growing.init()
 	l.ctx, l.cancel = context.WithCancel(context.Background())
@@ -319,15 +329,23 @@ func (l *Library) scan(ctx context.Context, obj chunk.Object, id chunk.ObjectID,
 		return nil, err
 	}
 	l.stats.Scanned.Add(1)
-	return l.complete(g), nil
+	return l.complete(g, true), nil
 }
 
-// complete keeps the index of a tar of which all is known; g.mu is held.
-func (l *Library) complete(g *growth) *Index {
+// complete keeps the index of a tar of which all is known, and has it given to the node that
+// keeps it for others; g.mu is held.
+func (l *Library) complete(g *growth, give bool) *Index {
 	x := g.s.Index()
 	g.end()
 	l.remember(g.id, x)
-	l.shelf.keep(g.id, encode(x, g.id))
+	encoded := encode(x, g.id)
+	l.shelf.keep(g.id, encoded)
+	if give && l.cfg.Give != nil {
+		select {
+		case l.gifts <- gift{g.obj, encoded}:
+		default:
+		}
+	}
 	if left, first := x.LeftOut(); left > 0 || x.Damage() != "" {
 		args := []any{"object", g.obj.URI(), "members", x.Files(), "left out", left, "damage", x.Damage()}
 		if left > 0 {
@@ -377,9 +395,12 @@ func (l *Library) Arrived(obj chunk.Object, id chunk.ObjectID, off int64, data [
 	}
 }
 
-// Run completes indexes of tars that came by, until ctx ends.
+// Run completes indexes of tars that came by, and gives them to those who keep them, until ctx ends.
 func (l *Library) Run(ctx context.Context) error {
 	l.shelf.count()
+	var giving sync.WaitGroup
+	defer giving.Wait()
+	giving.Go(func() { l.giveAway(ctx) })
 	buf := make([]byte, l.cfg.BlockBytes)
 	for {
 		select {
@@ -427,55 +448,5 @@ func (l *Library) grow(g *growth, buf []byte) {
 		return
 	}
 	l.stats.Streamed.Add(1)
-	l.complete(g)
-}
-
-// scanReader reads a tar by whole blocks, the last of which it keeps.
-type scanReader struct {
-	size int64
-	buf  []byte
-	at   int64 // of the block in buf; -1: none
-	read func(p []byte, off int64) error
-
-	src   Source // told what will be read soon; nil: nothing is
-	run   int    // blocks read one after the other
-	ahead int64  // up to where that was told
-}
-
-func (r *scanReader) ReadAt(p []byte, off int64) (int, error) {
-	done := 0
-	for done < len(p) {
-		at := (off + int64(done)) / int64(len(r.buf)) * int64(len(r.buf))
-		n := min(int64(len(r.buf)), r.size-at)
-		if n <= 0 {
-			return done, io.EOF
-		}
-		if at != r.at {
-			if err := r.next(at, n); err != nil {
-				return done, err
-			}
-		}
-		done += copy(p[done:], r.buf[off+int64(done)-at:n])
-	}
-	return done, nil
-}
-
-// next reads another block.
-func (r *scanReader) next(at, n int64) error {
-	if at == r.at+int64(len(r.buf)) {
-		r.run++
-	} else {
-		r.run, r.ahead = 0, 0
-	}
-	if r.src != nil && r.run >= denseBlocks && at+prefetchBytes/2 > r.ahead {
-		from := max(at+n, r.ahead)
-		r.ahead = at + prefetchBytes
-		r.src.Prefetch(from, r.ahead-from)
-	}
-	r.at = -1
-	if err := r.read(r.buf[:n], at); err != nil {
-		return err
-	}
-	r.at = at
-	return nil
+	l.complete(g, g.obj.Size > l.cfg.WholeBytes)
 }

@@ -351,6 +351,56 @@ func TestAsksTheNodeThatKeepsIt(t *testing.T) {
 	}
 }
 
+// The node that keeps an index gets it from whoever made it, where it does not make it itself.
+func TestIndexIsGivenToTheNodeThatKeepsIt(t *testing.T) {
+	f := newFakeTar(samples(t, 400, 900))
+	size := int64(len(f.b))
+	for _, c := range []struct {
+		name  string
+		whole int64 // tars up to it come whole to who keeps the index
+		scans bool
+		given bool
+	}{
+		{"large, streamed", size - 1, false, true},
+		{"small, streamed", size, false, false},
+		{"scanned", size, true, true},
+	} {
+		keeper := library(t, f, nil)
+		gave := make(chan error, 1)
+		l := library(t, f, func(cfg *Config) {
+			cfg.WholeBytes = c.whole
+			cfg.Give = func(_ context.Context, obj chunk.Object, encoded []byte) error {
+				if !keeper.Lacks(obj) {
+					t.Errorf("%s: the keeper has it", c.name)
+				}
+				gave <- keeper.Keep(obj, encoded)
+				return nil
+			}
+		})
+		if c.scans {
+			wantIndex(t, l, f)
+		} else {
+			for _, b := range f.blocks() {
+				f.arrive(l, b)
+			}
+			settle(t, l, func() bool { return l.stats.Streamed.Load() == 1 })
+		}
+		if c.given {
+			if err := <-gave; err != nil {
+				t.Error(err)
+			}
+			wantIndex(t, keeper, f)
+		}
+		if n := keeper.stats.Given.Load(); (n == 1) != c.given || keeper.stats.Scanned.Load() != 0 || keeper.Lacks(f.object()) == c.given {
+			t.Errorf("%s: %d given, %d scans, lacks it: %v", c.name, n, keeper.stats.Scanned.Load(), keeper.Lacks(f.object()))
+		}
+	}
+	l := library(t, f, nil)
+	if err := l.Keep(f.object(), []byte("nonsense")); err == nil || !l.Lacks(f.object()) || l.stats.Damaged.Load() != 1 {
+		t.Errorf("nonsense is kept: %v", err)
+	}
+}
+
 // Many share one scan; it ends with the last who waits, and the next goes on from there.
 func TestScanIsShared(t *testing.T) {
 	f := newFakeTar(samples(t, 50, 10*testBlock))

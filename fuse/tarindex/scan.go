@@ -205,3 +205,53 @@ func Scan(size, blockBytes int64, read func(p []byte, off int64) error) (*Index,
 	}
 	return s.Index(), nil
 }
+
+// scanReader reads a tar by whole blocks, the last of which it keeps.
+type scanReader struct {
+	size int64
+	buf  []byte
+	at   int64 // of the block in buf; -1: none
+	read func(p []byte, off int64) error
+
+	src   Source // told what will be read soon; nil: nothing is
+	run   int    // blocks read one after the other
+	ahead int64  // up to where that was told
+}
+
+func (r *scanReader) ReadAt(p []byte, off int64) (int, error) {
+	done := 0
+	for done < len(p) {
+		at := (off + int64(done)) / int64(len(r.buf)) * int64(len(r.buf))
+		n := min(int64(len(r.buf)), r.size-at)
+		if n <= 0 {
+			return done, io.EOF
+		}
+		if at != r.at {
+			if err := r.next(at, n); err != nil {
+				return done, err
+			}
+		}
+		done += copy(p[done:], r.buf[off+int64(done)-at:n])
+	}
+	return done, nil
+}
+
+// next reads another block.
+func (r *scanReader) next(at, n int64) error {
+	if at == r.at+int64(len(r.buf)) {
+		r.run++
+	} else {
+		r.run, r.ahead = 0, 0
+	}
+	if r.src != nil && r.run >= denseBlocks && at+prefetchBytes/2 > r.ahead {
+		from := max(at+n, r.ahead)
+		r.ahead = at + prefetchBytes
+		r.src.Prefetch(from, r.ahead-from)
+	}
+	r.at = -1
+	if err := r.read(r.buf[:n], at); err != nil {
+		return err
+	}
+	r.at = at
+	return nil
+}

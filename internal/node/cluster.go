@@ -141,7 +141,7 @@ func (c *cluster) openServer(n *Node) (err error) {
 			Received: func() int64 { return c.bytes.ReceivedBytes.Load() + n.origins.stats.Bytes.Load() }},
 		Owned:    c.peers.Owned,
 		Keeper:   keeper{n},
-		TarIndex: n.tars.Encoded,
+		Tars:     n.tars,
 		Lessor:   n.budgets,
 		Worker:   worker{n},
 		RingHash: func() uint64 { return c.ring.history.Current().Fingerprint() },

@@ -84,6 +84,7 @@ func (c collector) tars(m sender) {
 	m.count(tarIndexes, s.Streamed.Load(), "streamed")
 	m.count(tarIndexes, s.Scanned.Load(), "scanned")
 	m.count(tarIndexes, s.Asked.Load(), "asked")
+	m.count(tarIndexes, s.Given.Load(), "given")
 	m.count(tarIndexes, s.Loaded.Load(), "loaded")
 	m.count(tarIndexes, s.Damaged.Load(), "damaged")
 }
@@ -150,7 +151,9 @@ func (c collector) disks(m sender) {
 		sum += used
 		m.gauge(diskUsedBytes, used, d.Path())
 		m.gauge(diskBudgetBytes, budget, d.Path())
-		m.diskState(d.Path(), d.State())
+		for _, state := range [...]disk.State{disk.Normal, disk.Unstable, disk.Down} {
+			m.gauge(diskState, oneIf(d.State() == state), d.Path(), state.String())
+		}
 		s := d.Stats()
 		for r := range reasons {
 			reasons[r] += s.Rejected[r].Load()
@@ -160,21 +163,12 @@ func (c collector) disks(m sender) {
 		m.count(diskHangs, s.Hung.Load(), d.Path())
 		damaged += s.Lost[disk.LossChecksum].Load()
 	}
-	for _, path := range c.n.disks.faulty {
-		m.diskState(path, disk.Down)
-	}
 	m.gauge(cacheBytes, sum, "disk")
 	m.count(evictedBytes, evicted)
 	m.count(scrubbed, checked)
 	m.count(corrupt, damaged, "disk")
 	for r, v := range reasons {
 		m.count(rejected, v, disk.Reject(r).String())
-	}
-}
-
-func (s sender) diskState(path string, is disk.State) {
-	for _, state := range [...]disk.State{disk.Normal, disk.Unstable, disk.Down} {
-		s.gauge(diskState, oneIf(is == state), path, state.String())
 	}
 }
 

@@ -33,6 +33,7 @@ const (
 func (n *Node) newTars() *tarindex.Library {
 	cfg := tarindex.Config{
 		Open: (&tarReader{c: func() *cache.Cache { return n.cache }}).open, Ask: n.cluster.peers.TarIndex,
+		Give: n.cluster.peers.GiveTarIndex, WholeBytes: int64(n.cfg.PlaceWhole),
 		BlockBytes: n.geometry.BlockBytes, DiskTimeout: time.Duration(n.cfg.DiskTimeout), Logger: n.log,
 	}
 	cfg.MemoryBytes = min(tarindex.DefaultMemoryBytes, int64(n.arena.Buffers())*n.geometry.BlockBytes/4)

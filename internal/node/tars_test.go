@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -166,6 +167,63 @@ func TestTarIndexComesWithTheTar(t *testing.T) {
 		if got := o.Counter.Bytes.Load(); got != int64(len(data)) || n.tars.Stats().Scanned.Load() != 0 {
 			t.Errorf("%s: the origin gave %d bytes of %d, %d scans", policy, got, len(data), n.tars.Stats().Scanned.Load())
 		}
+	}
+}
+
+// A tar that has an owner for each chunk comes whole only to who reads it: the index that grows there is given to
+// the owner of its first chunk, and no header is read for it by anybody.
+func TestTarIndexOfALargeTarIsShared(t *testing.T) {
+	t.Parallel()
+	needMounts(t)
+	data, names, bodies := shard(t, 40, 300<<10)
+	const count = 4
+	files := map[string][]byte{}
+	for i := range count {
+		files[fmt.Sprintf("%d.tar", i)] = data
+	}
+	o := newOrigin(t, files)
+	nodes := startCluster(t, o.URL(), 3, withTarView)
+	var dirs []string
+	for _, n := range nodes {
+		dirs = append(dirs, n.mountOn(t, "s3://data/"))
+	}
+	if err := readAll(dirs[0], files); err != nil {
+		t.Fatal(err)
+	}
+	var lacking []string
+	for i := range count {
+		obj := objectOf(o.URL(), fmt.Sprintf("%d.tar", i))
+		info, _, err := nodes[0].names.Head(t.Context(), objstore.Query{Bucket: objstore.Bucket{Origin: obj.Origin, Name: obj.Bucket}, MaxAge: time.Hour}, obj.Key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		obj.ETag, obj.Size = info.ETag, info.Size
+		for _, n := range nodes {
+			if n.policy.Owns(obj, obj.ID(), 0) {
+				until(t, "the owner has the index", func() bool { return !n.tars.Lacks(obj) })
+			} else if n != nodes[0] {
+				lacking = append(lacking, obj.Key)
+			}
+		}
+	}
+	before := o.Counter.Bytes.Load()
+	for i, dir := range dirs {
+		for key := range files {
+			if got := membersIn(t, filepath.Join(dir, ".tar", key)); !slices.Equal(got, names) {
+				t.Errorf("node %d: %s: %q", i, key, got)
+			}
+			member := names[(i*7+len(key))%len(names)]
+			if err := readAll(dir, map[string][]byte{path.Join(".tar", key, member): bodies[member]}); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	var asked, scanned int64
+	for _, n := range nodes {
+		asked, scanned = asked+n.tars.Stats().Asked.Load(), scanned+n.tars.Stats().Scanned.Load()
+	}
+	if asked != int64(len(lacking)) || scanned != 0 || o.Counter.Bytes.Load() != before || before != count*int64(len(data)) {
+		t.Errorf("%d asked, %d lacked it, %d scans; the origin gave %d bytes, then %d more", asked, len(lacking), scanned, before, o.Counter.Bytes.Load()-before)
 	}
 }
 

@@ -111,6 +111,102 @@ func (x *TarIndexReply) GetPart() []byte {
 	return nil
 }
 
+type KeepTarIndexRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Object        []byte                 `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"` // identity, as in sidecars
+	Index         []byte                 `protobuf:"bytes,2,opt,name=index,proto3" json:"index,omitempty"`   // encoded; empty: the caller asks whether it is lacking
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeepTarIndexRequest) Reset() {
+	*x = KeepTarIndexRequest{}
+	mi := &file_tars_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeepTarIndexRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeepTarIndexRequest) ProtoMessage() {}
+
+func (x *KeepTarIndexRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tars_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeepTarIndexRequest.ProtoReflect.Descriptor instead.
+func (*KeepTarIndexRequest) Descriptor() ([]byte, []int) {
+	return file_tars_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *KeepTarIndexRequest) GetObject() []byte {
+	if x != nil {
+		return x.Object
+	}
+	return nil
+}
+
+func (x *KeepTarIndexRequest) GetIndex() []byte {
+	if x != nil {
+		return x.Index
+	}
+	return nil
+}
+
+type KeepTarIndexReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lacks         bool                   `protobuf:"varint,1,opt,name=lacks,proto3" json:"lacks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeepTarIndexReply) Reset() {
+	*x = KeepTarIndexReply{}
+	mi := &file_tars_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeepTarIndexReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeepTarIndexReply) ProtoMessage() {}
+
+func (x *KeepTarIndexReply) ProtoReflect() protoreflect.Message {
+	mi := &file_tars_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeepTarIndexReply.ProtoReflect.Descriptor instead.
+func (*KeepTarIndexReply) Descriptor() ([]byte, []int) {
+	return file_tars_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *KeepTarIndexReply) GetLacks() bool {
+	if x != nil {
+		return x.Lacks
+	}
+	return false
+}
+
 var File_tars_proto protoreflect.FileDescriptor
 
 const file_tars_proto_rawDesc = "" +
@@ -120,9 +216,15 @@ const file_tars_proto_rawDesc = "" +
 	"\x0fTarIndexRequest\x12\x16\n" +
 	"\x06object\x18\x01 \x01(\fR\x06object\"#\n" +
 	"\rTarIndexReply\x12\x12\n" +
-	"\x04part\x18\x01 \x01(\fR\x04part2Z\n" +
+	"\x04part\x18\x01 \x01(\fR\x04part\"C\n" +
+	"\x13KeepTarIndexRequest\x12\x16\n" +
+	"\x06object\x18\x01 \x01(\fR\x06object\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\fR\x05index\")\n" +
+	"\x11KeepTarIndexReply\x12\x14\n" +
+	"\x05lacks\x18\x01 \x01(\bR\x05lacks2\xb8\x01\n" +
 	"\x04Tars\x12R\n" +
-	"\bTarIndex\x12\".shardwell.peer.v1.TarIndexRequest\x1a .shardwell.peer.v1.TarIndexReply0\x01B,Z*github.com/shardwell/shardwell/peer/peerpbb\x06proto3"
+	"\bTarIndex\x12\".shardwell.peer.v1.TarIndexRequest\x1a .shardwell.peer.v1.TarIndexReply0\x01\x12\\\n" +
+	"\fKeepTarIndex\x12&.shardwell.peer.v1.KeepTarIndexRequest\x1a$.shardwell.peer.v1.KeepTarIndexReplyB,Z*github.com/shardwell/shardwell/peer/peerpbb\x06proto3"
 
 var (
 	file_tars_proto_rawDescOnce sync.Once
@@ -136,16 +238,20 @@ func file_tars_proto_rawDescGZIP() []byte {
 	return file_tars_proto_rawDescData
 }
 
-var file_tars_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
+var file_tars_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_tars_proto_goTypes = []any{
-	(*TarIndexRequest)(nil), // 0: shardwell.peer.v1.TarIndexRequest
-	(*TarIndexReply)(nil),   // 1: shardwell.peer.v1.TarIndexReply
+	(*TarIndexRequest)(nil),     // 0: shardwell.peer.v1.TarIndexRequest
+	(*TarIndexReply)(nil),       // 1: shardwell.peer.v1.TarIndexReply
+	(*KeepTarIndexRequest)(nil), // 2: shardwell.peer.v1.KeepTarIndexRequest
+	(*KeepTarIndexReply)(nil),   // 3: shardwell.peer.v1.KeepTarIndexReply
 }
 var file_tars_proto_depIdxs = []int32{
 	0, // 0: shardwell.peer.v1.Tars.TarIndex:input_type -> shardwell.peer.v1.TarIndexRequest
-	1, // 1: shardwell.peer.v1.Tars.TarIndex:output_type -> shardwell.peer.v1.TarIndexReply
-	1, // [1:2] is the sub-list for method output_type
-	0, // [0:1] is the sub-list for method input_type
+	2, // 1: shardwell.peer.v1.Tars.KeepTarIndex:input_type -> shardwell.peer.v1.KeepTarIndexRequest
+	1, // 2: shardwell.peer.v1.Tars.TarIndex:output_type -> shardwell.peer.v1.TarIndexReply
+	3, // 3: shardwell.peer.v1.Tars.KeepTarIndex:output_type -> shardwell.peer.v1.KeepTarIndexReply
+	2, // [2:4] is the sub-list for method output_type
+	0, // [0:2] is the sub-list for method input_type
 	0, // [0:0] is the sub-list for extension type_name
 	0, // [0:0] is the sub-list for extension extendee
 	0, // [0:0] is the sub-list for field type_name
@@ -162,7 +268,7 @@ func file_tars_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tars_proto_rawDesc), len(file_tars_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   2,
+			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,7 +21,8 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Tars_TarIndex_FullMethodName = "/shardwell.peer.v1.Tars/TarIndex"
+	Tars_TarIndex_FullMethodName     = "/shardwell.peer.v1.Tars/TarIndex"
+	Tars_KeepTarIndex_FullMethodName = "/shardwell.peer.v1.Tars/KeepTarIndex"
 )
 
 // TarsClient is the client API for Tars service.
@@ -30,6 +31,8 @@ const (
 type TarsClient interface {
 	// TarIndex has the owner of a tar tell where its members lie. Empty parts are signs of life.
 	TarIndex(ctx context.Context, in *TarIndexRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TarIndexReply], error)
+	// KeepTarIndex gives the owner of a tar an index that the caller has made.
+	KeepTarIndex(ctx context.Context, in *KeepTarIndexRequest, opts ...grpc.CallOption) (*KeepTarIndexReply, error)
 }
 
 type tarsClient struct {
@@ -59,12 +62,24 @@ func (c *tarsClient) TarIndex(ctx context.Context, in *TarIndexRequest, opts ...
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Tars_TarIndexClient = grpc.ServerStreamingClient[TarIndexReply]
 
+func (c *tarsClient) KeepTarIndex(ctx context.Context, in *KeepTarIndexRequest, opts ...grpc.CallOption) (*KeepTarIndexReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(KeepTarIndexReply)
+	err := c.cc.Invoke(ctx, Tars_KeepTarIndex_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // TarsServer is the server API for Tars service.
 // All implementations must embed UnimplementedTarsServer
 // for forward compatibility.
 type TarsServer interface {
 	// TarIndex has the owner of a tar tell where its members lie. Empty parts are signs of life.
 	TarIndex(*TarIndexRequest, grpc.ServerStreamingServer[TarIndexReply]) error
+	// KeepTarIndex gives the owner of a tar an index that the caller has made.
+	KeepTarIndex(context.Context, *KeepTarIndexRequest) (*KeepTarIndexReply, error)
 	mustEmbedUnimplementedTarsServer()
 }
 
@@ -77,6 +92,9 @@ type UnimplementedTarsServer struct{}
 
 func (UnimplementedTarsServer) TarIndex(*TarIndexRequest, grpc.ServerStreamingServer[TarIndexReply]) error {
 	return status.Error(codes.Unimplemented, "method TarIndex not implemented")
+}
+func (UnimplementedTarsServer) KeepTarIndex(context.Context, *KeepTarIndexRequest) (*KeepTarIndexReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method KeepTarIndex not implemented")
 }
 func (UnimplementedTarsServer) mustEmbedUnimplementedTarsServer() {}
 func (UnimplementedTarsServer) testEmbeddedByValue()              {}
@@ -110,13 +128,36 @@ func _Tars_TarIndex_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Tars_TarIndexServer = grpc.ServerStreamingServer[TarIndexReply]
 
+func _Tars_KeepTarIndex_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(KeepTarIndexRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TarsServer).KeepTarIndex(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Tars_KeepTarIndex_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TarsServer).KeepTarIndex(ctx, req.(*KeepTarIndexRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Tars_ServiceDesc is the grpc.ServiceDesc for Tars service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
 var Tars_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "shardwell.peer.v1.Tars",
 	HandlerType: (*TarsServer)(nil),
-	Methods:     []grpc.MethodDesc{},
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "KeepTarIndex",
+			Handler:    _Tars_KeepTarIndex_Handler,
+		},
+	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "TarIndex",
