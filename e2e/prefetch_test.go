@@ -1,15 +1,21 @@
 package e2e_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
 
+	"github.com/shardwell/shardwell/e2e/cage"
 	"github.com/shardwell/shardwell/e2e/cluster"
 	"github.com/shardwell/shardwell/e2e/dataset"
 	"github.com/shardwell/shardwell/e2e/origin"
@@ -174,6 +180,76 @@ func TestBackgroundFill(t *testing.T) {
 	dir := mountOn(t, c.Nodes[1], "s3://"+bucket+"/fill")
 	must(t, readAll(map[string]string{"": dir}, "fill/", objects))
 	wantOrigin(t, c.Origin, sizeOf(objects), "a filled dataset, and its first reader")
+}
+
+// Programs that wait for the origin end at Ctrl-C, whether they handle it or not, and what was fetched for a file ends
+// when the last who had it open has closed it.
+func TestReadersThatLeave(t *testing.T) {
+	const size, read = int64(1) << 30, int64(16) << 20
+	m := origin.NewMemory()
+	tile := dataset.Random{Seed: seed, Size: 1 << 20}.Bytes()
+	for i, name := range []string{"closed", "cat", "python"} {
+		m.PutReader("l/"+name+".tar", dataset.Tiled{Tile: tile, Size: size}, size, fmt.Sprintf("%032x", i))
+	}
+	c := start(t, cluster.Options{Nodes: 1, OriginLink: cage.Link{RateMbit: 400}, Origin: origin.Options{Store: m}})
+	dir := mountOn(t, c.Nodes[0], "s3://"+bucket+"/l")
+	underWay := func(what string, any bool) {
+		t.Helper()
+		begin := time.Now()
+		defer func() { t.Logf("%s: after %v", what, time.Since(begin).Round(time.Millisecond)) }()
+		eventually(t, pythonWait, what, func() (bool, string) {
+			n := c.Origin.Open()
+			return n > 0 == any, fmt.Sprintf("%d requests are open", n)
+		})
+	}
+	c.Origin.Reset()
+	f, err := os.Open(filepath.Join(dir, "closed.tar"))
+	must(t, err)
+	_, err = io.CopyN(io.Discard, f, read)
+	must(t, err)
+	underWay("the rest is fetched ahead", true)
+	must(t, f.Close())
+	underWay("nothing is fetched any more", false)
+	if sent := c.Origin.Requests().Bytes(); sent < read || sent > size/4 {
+		t.Errorf("%d bytes came from the origin for one who read %d of %d", sent, read, size)
+	}
+
+	hang := make(chan struct{})
+	c.Origin.SetFault(func(r origin.Request) *origin.Fault {
+		if r.Op == origin.OpGet {
+			return &origin.Fault{Hang: hang}
+		}
+		return nil
+	})
+	for name, program := range map[string][]string{
+		"cat":    {"cat", filepath.Join(dir, "cat.tar")},
+		"python": {c.Tools.Python, "-c", "import sys; open(sys.argv[1], 'rb').read()", filepath.Join(dir, "python.tar")},
+	} {
+		var said bytes.Buffer
+		cmd := exec.Command(program[0], program[1:]...)
+		cmd.Stdout, cmd.Stderr, cmd.WaitDelay = io.Discard, &said, time.Second
+		must(t, cmd.Start())
+		underWay(name+" waits for the origin", true)
+		must(t, cmd.Process.Signal(os.Interrupt))
+		begin := time.Now()
+		done := make(chan error, 1)
+		go func() { done <- cmd.Wait() }()
+		select {
+		case err := <-done:
+			t.Logf("%s ends after %v", name, time.Since(begin).Round(time.Millisecond))
+			if state := cmd.ProcessState.Sys().(syscall.WaitStatus); !state.Signaled() && !strings.Contains(said.String(), "KeyboardInterrupt") {
+				t.Errorf("%s: %v, %s", name, err, said.String())
+			}
+		case <-time.After(pythonWait):
+			_ = cmd.Process.Kill()
+			t.Errorf("%s does not end", name)
+			close(hang)
+			<-done
+			return
+		}
+		underWay("nothing is fetched for "+name, false)
+	}
+	close(hang)
 }
 
 func cachedShare(t *testing.T, path string) string {

@@ -103,7 +103,7 @@ func (f *inflight) suspects(now time.Time, long bool) (all []*request, reported 
 
 // watchCallers ends the requests whose callers are interrupted, until ctx ends.
 func (s *Session) watchCallers(ctx context.Context) {
-	var w watcher
+	w := watcher{sees: !s.adopted}
 	timer := time.NewTimer(sweepEvery)
 	defer timer.Stop()
 	var swept time.Time
@@ -149,7 +149,12 @@ func (s *Session) look(w *watcher, all []*request) {
 }
 
 // watcher looks at the callers of requests.
-type watcher struct{ buf []byte }
+type watcher struct {
+	buf []byte
+	// sees says that the kernel numbers callers as this process does, which a mount's first server
+	// knows: then a caller that is nowhere has ended.
+	sees bool
+}
 
 // interrupted reports whether the caller of a request is to be let go.
 //
@@ -158,7 +163,9 @@ type watcher struct{ buf []byte }
 // a read takes long and its caller has a signal, the read ends, and the
 // kernel asks again, for one page, in a way that can be interrupted. But a caller
 // that waits for a page of a mapped file, and not in a system call, would get SIGBUS
-// for it.
+// for it. What was read ahead for a caller that has ended holds its file open, and
+// the kernel does not say that nobody waits: such a read ends when it takes long. Whoever else
+// wants the page asks for it anew.
 func (w *watcher) interrupted(r *request, now time.Time) bool {
 	h := headerOf(r.bytes)
 	pending, ok := signals(0), false
@@ -167,8 +174,10 @@ func (w *watcher) interrupted(r *request, now time.Time) bool {
 	}
 	told := r.reported.Load()
 	switch {
+	case !ok && told == 0:
+		return w.sees && h.Opcode == opRead && now.Sub(r.began) >= graceful && gone(h.Pid)
 	case !ok:
-		return told != 0 && now.Sub(time.Unix(0, told)) >= graceful
+		return now.Sub(time.Unix(0, told)) >= graceful
 	case pending&killSignal != 0:
 		return true
 	}
@@ -188,6 +197,9 @@ func (w *watcher) interrupted(r *request, now time.Time) bool {
 	}
 	return slices.Contains(readCalls, call)
 }
+
+// gone reports whether a thread of this process's namespace has ended; 0 is one of another.
+func gone(tid uint32) bool { return tid != 0 && unix.Kill(int(tid), 0) == unix.ESRCH }
 
 // pending returns the signals that a thread has and does not block; false when it
 // cannot be seen.

@@ -228,9 +228,8 @@ func TestSignalsOfWaitingCallers(t *testing.T) {
 				p.signal(t, c.signal)
 			}
 			p.ends(t, c.want, prompt)
-			if c.mode == "direct" || c.mode == "stat" { // what is read ahead is nobody's
-				until(t, "nothing waits", func() bool { return o.waiting.Load() == 0 })
-			}
+			// What was read ahead is nobody's once the caller has ended, and the file is closed then.
+			until(t, "nothing waits", func() bool { return o.waiting.Load() == 0 && o.openFiles.Load() == 0 })
 		})
 	}
 }
@@ -285,6 +284,21 @@ func TestUnseenCaller(t *testing.T) {
 		r.reported.Store(now.UnixNano())
 		if w.interrupted(r, now.Add(graceful/2)) || !w.interrupted(r, now.Add(graceful+time.Millisecond)) {
 			t.Error("not ended after the grace, or before")
+		}
+	}
+	// One that is nowhere has ended, if that can be known: nobody waits for what was read for it.
+	for _, sees := range []bool{false, true} {
+		for _, c := range []struct {
+			pid  uint32
+			op   uint32
+			ends bool
+		}{{1 << 30, opRead, true}, {1 << 30, opLookup, false}, {0, opRead, false}, {uint32(os.Getpid()), opRead, false}} {
+			w.sees = sees
+			headerOf(r.bytes).Pid, headerOf(r.bytes).Opcode = c.pid, c.op
+			r.reported.Store(0)
+			if got := w.interrupted(r, r.began.Add(time.Minute)); got != (c.ends && sees) || w.interrupted(r, r.began.Add(graceful/2)) {
+				t.Errorf("%+v, seen %v: ended: %v", c, sees, got)
+			}
 		}
 	}
 }
