@@ -64,7 +64,6 @@ type body struct {
 	copies   uint32     // present blocks that this node does not own, and guests
 	guests   guests     // present blocks that it owns and that pass through
 	use      use        // as the ledger has it
-	unlinked bool       // by doom
 	mode     fs.FileMode
 }
 
@@ -251,9 +250,7 @@ func (f *File) closeFiles() {
 	}
 	if f.doomed.Load() {
 		b.close()
-		if b.unlinked {
-			f.d.ledger.orphan(-b.use.used)
-		}
+		f.d.ledger.orphan(-b.use.used)
 		return
 	}
 	f.dismissGuests(b)

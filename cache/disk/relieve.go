@@ -196,8 +196,9 @@ func (d *Dir) Drop(id chunk.ObjectID) {
 	d.wake()
 }
 
-// dropUnused removes what is to be dropped and not in use. Only Run calls it.
-func (d *Dir) dropUnused(ctx context.Context) {
+// dropUnused removes what is to be dropped and not in use. It always reports false. Only Run
+// calls it.
+func (d *Dir) dropUnused(ctx context.Context) bool {
 	d.mu.Lock()
 	var ids []chunk.ObjectID
 	for id := range d.drops {
@@ -208,7 +209,7 @@ func (d *Dir) dropUnused(ctx context.Context) {
 	d.mu.Unlock()
 	for _, id := range ids {
 		if ctx.Err() != nil {
-			return
+			return false
 		}
 		freed, err := d.evict(evict.Candidate{ID: id, Class: evict.Stale, LastUse: math.MaxInt64})
 		if err != nil {
@@ -220,4 +221,5 @@ func (d *Dir) dropUnused(ctx context.Context) {
 		}
 		d.mu.Unlock()
 	}
+	return false
 }

@@ -73,7 +73,18 @@ type scrubber struct {
 
 // round checks everything once. What cannot be opened is left to reads.
 func (s *scrubber) round(ctx context.Context) error {
-	return s.d.eachObject(ctx, func(id chunk.ObjectID) error { return s.object(ctx, id) })
+	for p := range prefixes {
+		err := s.d.eachName(ctx, p, func(_ FSFile, name string) error {
+			if id, kind, ok := parseName(name); ok && kind == metaSuffix {
+				return s.object(ctx, id)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // object checks one object. Its error is ctx's.

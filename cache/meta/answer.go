@@ -1,6 +1,7 @@
 package meta
 
 import (
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"strconv"
@@ -10,7 +11,6 @@ import (
 	"github.com/klauspost/compress/s2"
 
 	"github.com/shardwell/shardwell/internal/chunk"
-	"github.com/shardwell/shardwell/internal/chunk/varint"
 	"github.com/shardwell/shardwell/objstore"
 )
 
@@ -34,9 +34,10 @@ func (q question) op() string {
 func (q question) key() string {
 	b := make([]byte, 0, 64+len(q.name))
 	for _, s := range [...]string{q.op(), string(q.who), q.bucket.Origin, q.bucket.Name, q.name, q.req.Delimiter, q.req.Token} {
-		b = varint.AppendText(b, s)
+		b = binary.AppendUvarint(b, uint64(len(s)))
+		b = append(b, s...)
 	}
-	return string(varint.AppendSigned(b, int64(q.req.Limit)))
+	return string(binary.AppendVarint(b, int64(q.req.Limit)))
 }
 
 // answer is what the origin said to a question, and when it was asked. It never changes.
@@ -47,25 +48,7 @@ type answer struct {
 	info     objstore.Info // of a key
 	page     []byte        // of a list: encoded
 
-	refused   error // the origin denies an answer; the fields above are those of the answer before, if there was one
-	forgotten bool  // is no answer any more; the next one is compared with it
-}
-
-// refusal returns the answer that the origin gives none, in place of an earlier one, which may
-// be nil. It keeps what that said for the next answer to be compared with.
-func refusal(qu question, asked time.Time, err error, before *answer) *answer {
-	a := &answer{question: qu, asked: asked, refused: err, missing: true}
-	if before != nil {
-		a.missing, a.info, a.page = before.missing, before.info, before.page
-	}
-	return a
-}
-
-// holds reports whether an answer will do for somebody who needs one for which the origin was
-// asked at need or later. A refusal holds for a moment only: whoever is allowed to read after
-// all should not have to wait for it.
-func (a *answer) holds(need, now time.Time) bool {
-	return a != nil && !a.asked.Before(need) && (a.refused == nil || now.Sub(a.asked) < refusalTTL)
+	forgotten bool // is no answer any more; the next one is compared with it
 }
 
 // answerBytes is about what an answer takes beside its strings: the struct, its
@@ -82,32 +65,36 @@ func (a *answer) cost() int64 {
 
 // encodePage is the inverse of decodePage.
 func encodePage(p objstore.Page) []byte {
-	b := varint.Append(nil, uint64(len(p.Objects)))
+	b := binary.AppendUvarint(nil, uint64(len(p.Objects)))
 	before := ""
 	var last int64
 	for _, o := range p.Objects {
 		b = appendKey(b, before, o.Key)
-		b = varint.AppendSigned(b, o.Size)
+		b = binary.AppendVarint(b, o.Size)
 		b = appendETag(b, o.ETag)
 		if o.ModTime.IsZero() {
 			b = append(b, 0)
 		} else {
 			b = append(b, 1)
-			b = varint.AppendSigned(b, o.ModTime.Unix()-last)
-			b = varint.Append(b, uint64(o.ModTime.Nanosecond()))
+			b = binary.AppendVarint(b, o.ModTime.Unix()-last)
+			b = binary.AppendUvarint(b, uint64(o.ModTime.Nanosecond()))
 			last = o.ModTime.Unix()
 		}
 		before = o.Key
 	}
-	b = varint.Append(b, uint64(len(p.Prefixes)))
+	b = binary.AppendUvarint(b, uint64(len(p.Prefixes)))
 	before = ""
 	for _, s := range p.Prefixes {
 		b = appendKey(b, before, s)
 		before = s
 	}
-	b = varint.AppendText(b, p.Next)
+	b = appendString(b, p.Next)
 	packed := s2.EncodeBetter(nil, b)
 	return append(make([]byte, 0, len(packed)), packed...) // s2 leaves room behind
+}
+
+func appendString(b []byte, s string) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }
 
 // appendKey appends how many bytes s shares with the key before, and the rest.
@@ -116,7 +103,7 @@ func appendKey(b []byte, before, s string) []byte {
 	for n < min(len(before), len(s)) && before[n] == s[n] {
 		n++
 	}
-	return varint.AppendText(varint.Append(b, uint64(n)), s[n:])
+	return appendString(binary.AppendUvarint(b, uint64(n)), s[n:])
 }
 
 // Spellings of an ETag.
@@ -133,9 +120,9 @@ func appendETag(b []byte, etag string) []byte {
 	switch {
 	case err != nil || len(sum) != 16 || hex.EncodeToString(sum) != digits, // upper case
 		multi && (perr != nil || strconv.FormatUint(n, 10) != parts):
-		return varint.AppendText(append(b, etagText), etag)
+		return appendString(append(b, etagText), etag)
 	case multi:
-		return varint.Append(append(append(b, etagParts), sum...), n)
+		return binary.AppendUvarint(append(append(b, etagParts), sum...), n)
 	}
 	return append(append(b, etagMD5), sum...)
 }
@@ -154,61 +141,124 @@ func decodePage(packed []byte) (objstore.Page, error) {
 	if err != nil {
 		return objstore.Page{}, errPage
 	}
-	d := varint.NewDecoder(raw)
+	d := decoder{b: raw}
 	var p objstore.Page
 	var last int64
 	before := ""
-	n := d.Count()
+	n := d.count()
 	if n > 0 {
 		p.Objects = make([]objstore.Info, 0, n)
 	}
 	for range n {
-		o := objstore.Info{Key: takeKey(&d, before), Size: d.Signed(), ETag: takeETag(&d)}
-		if d.Byte() == 1 {
-			last += d.Signed()
-			o.ModTime = time.Unix(last, int64(d.Number()%1e9)).UTC()
+		o := objstore.Info{Key: d.key(before), Size: d.varint(), ETag: d.etag()}
+		if d.byte() == 1 {
+			last += d.varint()
+			o.ModTime = time.Unix(last, int64(d.uvarint()%1e9)).UTC()
 		}
-		if d.Bad() {
+		if d.bad {
 			return objstore.Page{}, errPage
 		}
 		p.Objects = append(p.Objects, o)
 		before = o.Key
 	}
 	before = ""
-	n = d.Count()
+	n = d.count()
 	if n > 0 {
 		p.Prefixes = make([]string, 0, n)
 	}
 	for range n {
-		before = takeKey(&d, before)
+		before = d.key(before)
 		p.Prefixes = append(p.Prefixes, before)
 	}
-	p.Next = string(d.Text(maxPageBytes))
-	if !d.Whole() {
+	p.Next = d.string()
+	if d.bad || len(d.b) > 0 {
 		return objstore.Page{}, errPage
 	}
 	return p, nil
 }
 
-func takeKey(d *varint.Decoder, before string) string {
-	n := d.Number()
-	if n > uint64(len(before)) {
-		d.Fail()
-		return ""
-	}
-	return before[:n] + string(d.Text(maxPageBytes))
+// decoder takes values off b. After the first that is not there, bad is set and
+// all values are zero.
+type decoder struct {
+	b   []byte
+	bad bool
 }
 
-func takeETag(d *varint.Decoder) string {
-	switch d.Byte() {
-	case etagText:
-		return string(d.Text(maxPageBytes))
-	case etagMD5:
-		return hex.EncodeToString(d.Bytes(16))
-	case etagParts:
-		sum := hex.EncodeToString(d.Bytes(16))
-		return sum + "-" + strconv.FormatUint(d.Number(), 10)
+func (d *decoder) fail() {
+	d.b, d.bad = nil, true
+}
+
+func (d *decoder) byte() byte {
+	if len(d.b) == 0 {
+		d.fail()
+		return 0
 	}
-	d.Fail()
+	c := d.b[0]
+	d.b = d.b[1:]
+	return c
+}
+
+func (d *decoder) uvarint() uint64 {
+	v, n := binary.Uvarint(d.b)
+	if n <= 0 {
+		d.fail()
+		return 0
+	}
+	d.b = d.b[n:]
+	return v
+}
+
+func (d *decoder) varint() int64 {
+	v, n := binary.Varint(d.b)
+	if n <= 0 {
+		d.fail()
+		return 0
+	}
+	d.b = d.b[n:]
+	return v
+}
+
+// count takes the number of things that follow, each of a byte at least.
+func (d *decoder) count() int {
+	n := d.uvarint()
+	if n > uint64(len(d.b)) {
+		d.fail()
+		return 0
+	}
+	return int(n)
+}
+
+func (d *decoder) bytes(n uint64) []byte {
+	if n > uint64(len(d.b)) {
+		d.fail()
+		return nil
+	}
+	s := d.b[:n]
+	d.b = d.b[n:]
+	return s
+}
+
+func (d *decoder) string() string { return string(d.bytes(d.uvarint())) }
+
+func (d *decoder) key(before string) string {
+	n := d.uvarint()
+	if n > uint64(len(before)) {
+		d.fail()
+		return ""
+	}
+	return before[:n] + d.string()
+}
+
+func (d *decoder) etag() string {
+	switch d.byte() {
+	case etagText:
+		return d.string()
+	case etagMD5:
+		return hex.EncodeToString(d.bytes(16))
+	case etagParts:
+		sum := hex.EncodeToString(d.bytes(16))
+		return sum + "-" + strconv.FormatUint(d.uvarint(), 10)
+	}
+	d.fail()
 	return ""
 }
