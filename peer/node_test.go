@@ -96,10 +96,10 @@ type node struct {
 
 	mu       sync.Mutex
 	kept     map[chunk.Object][]byte // indexes of tars that others gave; guarded by mu
-	have     map[uint32][]byte  // guarded by mu
-	came     chan struct{}      // closed and renewed when a block lands; guarded by mu
-	flights  map[uint32]*flight // by chunk; guarded by mu
-	suspects []uint32           // guarded by mu
+	have     map[uint32][]byte       // guarded by mu
+	came     chan struct{}           // closed and renewed when a block lands; guarded by mu
+	flights  map[uint32]*flight      // by chunk; guarded by mu
+	suspects []uint32                // guarded by mu
 }
 
 // read gets a chunk as a reader of this node does.
@@ -395,9 +395,9 @@ func (c *cluster) start(id string) *node {
 	n.peers = peers
 	srv, err := NewServer(ServerConfig{Self: id, Geometry: small, Lender: n, Names: n, Members: c.members, Stats: peers.Stats(),
 		Transfer: stats, Verifier: transfer.NewVerifier(c.signer), Logger: logger, Owned: peers.Owned,
-		Tars:     n,
-		Forget:   func(context.Context, objstore.Bucket, string) (int, error) { return 3, nil },
-		Status:   func(context.Context) ([]byte, error) { return []byte(`{"node":"` + id + `"}`), nil }})
+		Tars:   n,
+		Forget: func(context.Context, objstore.Bucket, string) (int, error) { return 3, nil },
+		Status: func(context.Context) ([]byte, error) { return []byte(`{"node":"` + id + `"}`), nil }})
 	if err != nil {
 		c.t.Fatal(err)
 	}
