@@ -134,6 +134,9 @@ type Config struct {
 	// missing, belongs to this session alone, and is small beside the cache (some
 	// 100 bytes a name). What an earlier session left there is read again.
 	StateDir string
+	// InTime has a call to the disk of StateDir come back in time, with an error if need be: then call goes on by
+	// itself, and late runs after it. nil: calls wait for the disk.
+	InTime func(op string, call func() error, late func()) error
 	// Resume says that a predecessor began this session, in another process: State is what
 	// it left, and its listings are in Listings and not in StateDir.
 	Resume bool

@@ -132,6 +132,7 @@ func (s *Session) openListings(resumes bool) (err error) {
 		s.log.Warn("file system: names are kept in memory only", "error", err)
 	}
 	spill := spillOf(s.state)
+	spill.InTime = c.InTime
 	switch {
 	case c.Resume:
 		s.store, err = snapshot.OpenFile(c.Listings, c.identity(), now, spill, onLost)

@@ -13,10 +13,14 @@ import (
 	"github.com/shardwell/shardwell/peer/peerpb"
 )
 
-// Protocol versions that this program speaks.
+// Protocol versions that this program speaks. Members that have none in common refuse each other by
+// their gossip, before either asks the other anything. Raise the number with every change that a member
+// of the version before would misunderstand.
+//
+// 1 knew one right for all; since 2 requests carry on whose behalf they are, a grant, and signs of life.
 const (
-	ProtocolMin = 1
-	ProtocolMax = 1
+	ProtocolMin = 2
+	ProtocolMax = 2
 )
 
 // maxCallsAtOnce bounds the members that a call to all of them asks at once.

@@ -14,3 +14,13 @@ func (d *Dir) Beside(n int64) bool {
 	l.orphan(n)
 	return true
 }
+
+// InTime has a call to the directory's file system come back within [Config.CallTimeout], as all calls of
+// the Dir do: else it returns [ErrHung], or so when nothing is to be tried now. Then call goes on by itself, and late runs after
+// it. Both use nothing that the caller uses afterwards.
+func (d *Dir) InTime(op string, call func() error, late func()) error {
+	if d.guard == nil {
+		return call()
+	}
+	return d.guard.do(op, call, late)
+}

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -433,15 +434,59 @@ func TestWalkPastBadObjects(t *testing.T) {
 		newContent(fmt.Sprint(i), 1000).store(t, d)
 	}
 	bad = d.path(folder(newContent("3", 1000).id))
-	d.ledger.counted = false
-	if d.count(context.Background()) || d.ledger.exact() {
-		t.Error("counted although a folder cannot be read")
+	d.ledger = ledger{fs: d.fs, path: d.cfg.Path, block: testBlock, walking: -1, foreign: 1 << 30} // an unclean stop
+	if !d.count(context.Background()) || !d.ledger.exact() {
+		t.Error("one folder that cannot be read keeps the others from being counted")
+	}
+	if got, least := d.ledger.sum.used, onDisk(t, d); got < least {
+		t.Errorf("a folder that cannot be read counts too little: %d bytes of %d", got, least)
 	}
 	if _, ok := next(d); !ok || len(d.victims[ofOwned].list) < 8 {
 		t.Errorf("%d victims", len(d.victims[ofOwned].list))
 	}
+	seen := 0
+	if err := d.Each(t.Context(), func(Entry) error { seen++; return nil }); !errors.Is(err, syscall.EIO) || seen != 9 {
+		t.Errorf("%d objects listed, %v", seen, err)
+	}
+	s := scrubber{d: d, rate: 1 << 30}
+	if err := s.round(t.Context()); !errors.Is(err, syscall.EIO) || d.stats.ScrubbedBytes.Load() != 9*1000 {
+		t.Errorf("%d bytes scrubbed, %v", d.stats.ScrubbedBytes.Load(), err)
+	}
+	if d.State() == Down {
+		t.Error("one folder takes the disk down")
+	}
 	bad = ""
 	if !d.count(context.Background()) {
+		t.Error("not counted afterwards")
+	}
+	checkLedger(t, d)
+}
+
+// TestCountOnADeadDisk does not walk again and again where no folder can be read.
+func TestCountOnADeadDisk(t *testing.T) {
+	dead := false
+	cfg := testConfig(t.TempDir())
+	cfg.FS = &faultFS{FS: OS{}, fail: func(_ int, op, name string) error {
+		if dead && op == "readdir" {
+			return syscall.EIO
+		}
+		return nil
+	}}
+	d := openDir(t, cfg)
+	for i := range 300 { // in most folders
+		newContent(fmt.Sprint(i), 100).store(t, d)
+	}
+	d.ledger.counted, dead = false, true
+	for range 3 {
+		if d.count(t.Context()) || d.ledger.exact() {
+			t.Fatal("counted what cannot be read")
+		}
+	}
+	if n := d.stats.Walks.Load(); n != 1 {
+		t.Errorf("%d walks at once", n)
+	}
+	dead, d.countAfter = false, time.Time{}
+	if !d.count(t.Context()) {
 		t.Error("not counted afterwards")
 	}
 	checkLedger(t, d)

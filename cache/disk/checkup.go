@@ -23,7 +23,7 @@ const (
 func (f *File) checkup(b *body) bool {
 	d := f.d
 	parts := f.obj.Size / checkupBytes
-	if d.noDirect.Load() || parts == 0 || time.Since(time.Unix(0, d.checkedAt.Load())) < checkupEvery {
+	if last := d.checkedAt.Load(); d.noDirect.Load() || parts == 0 || last > 0 && time.Since(d.opened)-time.Duration(last) < checkupEvery {
 		return true
 	}
 	part := int64(uint64(d.stats.Checkups.Add(1)) * 0x9e3779b97f4a7c15 % uint64(parts))
@@ -40,7 +40,7 @@ func (f *File) checkup(b *body) bool {
 		}
 		return false
 	}
-	d.checkedAt.Store(time.Now().UnixNano())
+	d.checkedAt.Store(int64(time.Since(d.opened)))
 	return true
 }
 

@@ -125,9 +125,10 @@ const (
 	maxSlackBytes   = 4 << 30
 	minSlackBlocks  = 16 // but leaves room for this many blocks unless the budget is tiny, and ends at twice that distance
 
-	pressureEvery    = 5 * time.Second // looks at the file system, which others fill too
-	minWalkRest      = time.Second     // between walks that found nothing to evict,
-	walkRestMultiple = 20              // or this many times as long as the walk took
+	pressureEvery    = 5 * time.Second  // looks at the file system, which others fill too
+	countRest        = 10 * time.Second // between counts that failed
+	minWalkRest      = time.Second      // between walks that found nothing to evict,
+	walkRestMultiple = 20               // or this many times as long as the walk took
 )
 
 // Errors of this package, to be found with errors.Is.
@@ -140,6 +141,8 @@ var (
 	ErrTooManyOpen = errors.New("too many cached objects in use")
 	// ErrDown says that the disk failed too often and is left alone for now.
 	ErrDown = errors.New("cache disk is down")
+	// ErrFaulty says that a directory cannot be opened for what its disk does, not for how it was set up.
+	ErrFaulty = errors.New("cache disk is faulty")
 	// ErrClosed says that the directory was closed.
 	ErrClosed = errors.New("cache directory is closed")
 )
@@ -168,13 +171,15 @@ type Dir struct {
 	victims        [kinds]victims // to go next
 	walkedFor      evict.Class    // the class for which they were looked for
 	quotaWalkAfter time.Time      // no walk for relieveQuotas before
+	countAfter     time.Time      // no count before
 	judged         atomic.Bool    // what is known of datasets has not changed since the last walk
 
 	coming atomic.Uint32 // the highest evict.Class that wanted room since the last eviction
 
 	stats       Stats
 	health      health
-	checkedAt   atomic.Int64 // the last checkup that went well, nanoseconds since 1970
+	opened      time.Time
+	checkedAt   atomic.Int64 // the last checkup that went well, since opened (in nanoseconds; 0: none), whatever the clock does
 	noDirect    atomic.Bool  // there can be none
 	quarantined atomic.Int32 // files in quarantine/
 
@@ -183,11 +188,13 @@ type Dir struct {
 	idle   fileList                 // those without references, least recently used first
 	closed bool
 	drops  map[chunk.ObjectID]struct{} // to be removed once nobody uses them
+	doomed map[chunk.ObjectID]struct{} // could not be unlinked: to be, and not to be looked at before
 	full   map[evict.Dataset]int64     // bytes that datasets want beyond their quota, see wantWithin
 }
 
 // Open prepares a cache directory and locks it. It scans nothing: the time does
-// not grow with what is in the cache. Its errors are one line for the user.
+// not grow with what is in the cache. Its errors are one line for the user; those that match
+// [ErrFaulty] are the disk's.
 func Open(cfg Config) (*Dir, error) {
 	if err := cfg.Geometry.Validate(); err != nil {
 		return nil, fmt.Errorf("cache directory %s: %w", cfg.Path, err)
@@ -209,6 +216,7 @@ func Open(cfg Config) (*Dir, error) {
 		fs:     cfg.FS,
 		log:    cfg.Logger.With("cacheDir", cfg.Path),
 		boot:   bootID(cfg.BootID),
+		opened: time.Now(),
 		access: os.O_RDWR,
 		kick:   make(chan struct{}, 1),
 		open:   make(map[chunk.ObjectID]*File),
@@ -226,6 +234,7 @@ func Open(cfg Config) (*Dir, error) {
 		d.fs = d.guard
 	}
 	if err := d.prepare(); err != nil {
+		err = d.blame(err)
 		d.release()
 		return nil, fmt.Errorf("cache directory %s: %w", cfg.Path, err)
 	}
@@ -403,13 +412,10 @@ func (d *Dir) Run(ctx context.Context) error {
 	tick := time.NewTicker(pressureEvery)
 	defer tick.Stop()
 	for {
-		switch {
-		case d.health.State() == Down:
+		if d.health.State() == Down {
 			d.probe()
-		case d.dropUnused(ctx):
-		case d.ledger.exact() || d.count(ctx):
-			d.relieve(ctx)
-			d.relieveQuotas(ctx)
+		} else {
+			d.work(ctx)
 		}
 		select {
 		case <-ctx.Done():
@@ -421,13 +427,27 @@ func (d *Dir) Run(ctx context.Context) error {
 	}
 }
 
-// count counts for the first time after an unclean stop.
+// work does what there is to do on a disk that works.
+func (d *Dir) work(ctx context.Context) {
+	d.unlinkDoomed()
+	d.dropUnused(ctx)
+	if d.ledger.exact() || d.count(ctx) {
+		d.relieve(ctx)
+		d.relieveQuotas(ctx)
+	}
+}
+
+// count counts for the first time after an unclean stop. While that fails it rests most of the time.
 func (d *Dir) count(ctx context.Context) bool {
 	start := time.Now()
+	if start.Before(d.countAfter) {
+		return false
+	}
 	if err := d.walk(ctx, nil); err != nil {
 		if ctx.Err() == nil {
 			d.log.Error("count cached bytes", "err", err)
 		}
+		d.countAfter = time.Now().Add(max(countRest, walkRestMultiple*time.Since(start)))
 		return false
 	}
 	d.log.Info("counted cached bytes after an unclean stop", "took", time.Since(start))

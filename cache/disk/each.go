@@ -23,25 +23,41 @@ type Entry struct {
 
 // Each calls visit for every object on the disk, in no order, reading sidecars as
 // it goes; what is damaged is left out. It ends with the first error of visit or of
-// ctx. Objects that come or go meanwhile may be seen or not.
+// ctx. Folders that cannot be read are passed over, and are an error at the end. Objects that come or
+// go meanwhile may be seen or not.
 func (d *Dir) Each(ctx context.Context, visit func(Entry) error) error {
-	for p := range prefixes {
-		err := d.eachName(ctx, p, func(dir FSFile, name string) error {
-			id, kind, ok := parseName(name)
-			if !ok || kind != metaSuffix {
-				return nil
-			}
-			e, err := d.entry(id)
-			if err != nil {
-				return nil // gone or damaged: load deals with it
-			}
-			return visit(e)
-		})
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	err := d.eachObject(ctx, func(id chunk.ObjectID) error {
+		e, err := d.entry(id)
 		if err != nil {
-			return fmt.Errorf("list cache directory %s: %w", d.cfg.Path, err)
+			return nil // gone or damaged: load deals with it
 		}
+		if err := visit(e); err != nil {
+			stop(err)
+		}
+		return ctx.Err()
+	})
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("list cache directory %s: %w", d.cfg.Path, err)
 	}
 	return nil
+}
+
+// eachObject calls visit for each sidecar, folder by folder, until ctx ends. Folders in which that fails are
+// left, and the first such error is returned at the end.
+func (d *Dir) eachObject(ctx context.Context, visit func(chunk.ObjectID) error) error {
+	return d.eachPrefix(ctx, func(p int) error {
+		return d.eachName(ctx, p, func(_ FSFile, name string) error {
+			if id, kind, ok := parseName(name); ok && kind == metaSuffix {
+				return visit(id)
+			}
+			return nil
+		})
+	})
 }
 
 // entry reads the sidecar of one object.

@@ -64,6 +64,7 @@ type body struct {
 	copies   uint32     // present blocks that this node does not own, and guests
 	guests   guests     // present blocks that it owns and that pass through
 	use      use        // as the ledger has it
+	unlinked bool       // by doom
 	mode     fs.FileMode
 }
 
@@ -250,7 +251,9 @@ func (f *File) closeFiles() {
 	}
 	if f.doomed.Load() {
 		b.close()
-		f.d.ledger.orphan(-b.use.used)
+		if b.unlinked {
+			f.d.ledger.orphan(-b.use.used)
+		}
 		return
 	}
 	f.dismissGuests(b)

@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -206,11 +207,31 @@ func (l *ledger) endCount(seen map[chunk.ObjectID]use) {
 	l.walking, l.touched = -1, nil
 }
 
-// allCounted says that every prefix was counted.
-func (l *ledger) allCounted() {
+// allCounted says that every prefix was counted but for some, of which nothing is
+// known but what changed since the start. These count as the largest of the others, as far as the file
+// system can hold so much beside them: ids are spread evenly.
+func (l *ledger) allCounted(unread []int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.counted {
+		return // they keep their figures
+	}
 	l.counted = true
+	var largest use
+	for p, n := range l.byPrefix {
+		if n.used > largest.used && !slices.Contains(unread, p) {
+			largest = n
+		}
+	}
+	for _, p := range unread {
+		l.sum = l.sum.minus(l.byPrefix[p])
+		guess := largest
+		if rest := max(0, l.foreign+l.grown-l.sum.used); guess.used > rest {
+			guess = use{rest, min(rest, guess.copies)}
+		}
+		l.byPrefix[p] = guess
+		l.sum = l.sum.plus(guess)
+	}
 }
 
 func (l *ledger) exact() bool {

@@ -57,6 +57,9 @@ func (f *File) look(obj *chunk.Object, owned bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.loaded {
+		if f.d.isDoomed(f.id) {
+			return errDoomed
+		}
 		if err := f.d.retryWithFewer(f.readFiles); err != nil {
 			f.d.failed("open cached object", f.id, err)
 			return err
@@ -97,17 +100,19 @@ func lost(loss Loss, format string, args ...any) error {
 // logged, and then absent. Callers hold f.mu.
 func (f *File) readFiles() error {
 	meta, err := f.d.fs.OpenFile(f.d.metaPath(f.id), f.d.access, 0)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR): // or not even a folder
 		return nil
-	}
-	if err != nil {
+	case isNoFile(err):
+		err = &errLost{LossSidecar, err}
+	case err != nil:
 		return err
+	default:
+		if err = f.readBody(meta); err == nil {
+			return nil
+		}
+		meta.Close()
 	}
-	err = f.readBody(meta)
-	if err == nil {
-		return nil
-	}
-	meta.Close()
 	var l *errLost
 	if !errors.As(err, &l) {
 		return err
@@ -115,6 +120,12 @@ func (f *File) readFiles() error {
 	f.d.stats.Lost[l.loss].Add(1)
 	f.d.log.Warn("drop damaged object from cache", "object", f.id, "reason", l.loss, "err", err)
 	return f.d.removeFiles(f.id, true)
+}
+
+// isNoFile reports whether opening failed for what there is under the name: a symbolic link, a directory, a
+// socket. Somebody else made it; it says nothing about the disk.
+func isNoFile(err error) bool {
+	return errors.Is(err, unix.ELOOP) || errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ENXIO)
 }
 
 // readBody makes f.body from an open sidecar.
@@ -142,10 +153,12 @@ func (f *File) readBody(meta FSFile) error {
 		return lost(LossTruncated, "sidecar has %d bytes, want %d", st.Size, l.end)
 	}
 	data, err := d.fs.OpenFile(d.dataPath(f.id), d.access, 0)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return lost(LossNoData, "sidecar without data")
-	}
-	if err != nil {
+	case isNoFile(err):
+		return &errLost{LossNoData, err}
+	case err != nil:
 		return err
 	}
 	dataStat, err := data.Stat()
@@ -296,16 +309,34 @@ func (d *Dir) createFile(name string, mode fs.FileMode) (FSFile, error) {
 	case err == nil:
 		return file, nil
 	case errors.Is(err, fs.ErrExist):
-		err = d.fs.Remove(name)
-	case errors.Is(err, fs.ErrNotExist):
-		if err = d.fs.Mkdir(filepath.Dir(name), 0o700); errors.Is(err, fs.ErrExist) {
-			err = nil // somebody else was faster
-		}
+		err = d.clearName(name)
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
+		err = d.makeFolder(filepath.Dir(name))
 	}
 	if err != nil {
 		return nil, err
 	}
 	return d.fs.OpenFile(name, flags, mode)
+}
+
+// makeFolder makes a folder, unless somebody else was faster. What is none but has its name is set aside.
+func (d *Dir) makeFolder(name string) error {
+	err := d.fs.Mkdir(name, 0o700)
+	if !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	dir, err := d.fs.OpenFile(name, os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err == nil {
+		return dir.Close()
+	}
+	if !errors.Is(err, unix.ENOTDIR) {
+		return err
+	}
+	d.log.Warn("no folder of the cache: set aside", "name", name)
+	if err := d.fs.Rename(name, d.path(quarantineName, filepath.Base(name))); err != nil {
+		return err
+	}
+	return d.fs.Mkdir(name, 0o700)
 }
 
 // removeFiles unlinks an object: the sidecar first, so that a kill in between leaves
@@ -319,16 +350,27 @@ func (d *Dir) removeFiles(id chunk.ObjectID, keep bool) error {
 		err = d.fs.Rename(meta, d.path(quarantineName, id.String()+metaSuffix))
 	}
 	if err != nil {
-		err = d.fs.Remove(meta)
+		err = d.clearName(meta)
 	}
-	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return err
+	if err == nil {
+		err = d.clearName(d.dataPath(id))
 	}
-	if err := d.fs.Remove(d.dataPath(id)); err != nil && !errors.Is(err, unix.ENOENT) {
-		return err
+	if err == nil {
+		d.ledger.change(id, use{}, had)
 	}
-	d.ledger.change(id, use{}, had)
-	return nil
+	return err
+}
+
+// clearName takes away what has a name that an object needs. A directory, which is none of ours, is set aside.
+func (d *Dir) clearName(name string) error {
+	err := d.fs.Remove(name)
+	if errors.Is(err, unix.EISDIR) {
+		err = d.fs.Rename(name, d.path(quarantineName, filepath.Base(name)))
+	}
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return err
 }
 
 // booked returns what an object whose files nobody has open was booked with.

@@ -86,13 +86,14 @@ func (d *Dir) takeLock() error {
 		return explain("lock", err)
 	}
 	pid := fmt.Appendf(nil, "%d\n", os.Getpid())
-	if err := f.Truncate(0); err != nil {
-		return explain("write lock", err)
+	if err = f.Truncate(0); err == nil {
+		_, err = f.WriteAt(pid, 0)
 	}
-	if _, err := f.WriteAt(pid, 0); err != nil {
-		return explain("write lock", err)
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) { // what is in the cache can be read all the same
+		d.log.Warn("lock of the cache directory does not tell who has it", "err", err)
+		return nil
 	}
-	return nil
+	return explain("write lock", err)
 }
 
 func flock(f FSFile, how int) error {
@@ -129,6 +130,25 @@ func explain(what string, err error) error {
 	}
 	return fmt.Errorf("%s: %w", what, err)
 }
+
+// blame makes an error of prepare match [ErrFaulty] when it is the disk's. A cache that has become read-only is: file
+// systems do so when their disk fails.
+func (d *Dir) blame(err error) error {
+	for _, fault := range [...]error{unix.EIO, unix.ENXIO, unix.ENODEV, unix.ENODATA, unix.ETIMEDOUT, unix.EUCLEAN, unix.ESTALE, ErrHung} {
+		if errors.Is(err, fault) {
+			return faulty{err}
+		}
+	}
+	if _, missing := d.fs.Stat(d.path(layoutName)); errors.Is(err, unix.EROFS) && missing == nil {
+		return faulty{err}
+	}
+	return err
+}
+
+// faulty is an error that matches [ErrFaulty] as well.
+type faulty struct{ error }
+
+func (e faulty) Unwrap() []error { return []error{e.error, ErrFaulty} }
 
 // told is an error that our own words tell in full.
 type told struct {

@@ -6,8 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"sync"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/shardwell/shardwell/internal/chunk"
 )
@@ -244,21 +248,69 @@ func (f *File) clear(b *body, block uint32) error {
 
 // doom unlinks an object whose damage could not be noted in its sidecar, so that
 // no later process takes it for good. Whoever has it open reads on; its space goes
-// free when the last of them releases it.
+// free when the last of them releases it. If it cannot be unlinked, it is not looked at again before
+// it is.
 func (f *File) doom(b *body, cause error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	if f.doomed.Swap(true) {
 		return
 	}
 	f.d.log.Warn("unlink object from cache", "object", f.id, "err", cause)
 	for _, name := range [...]string{f.d.metaPath(f.id), f.d.dataPath(f.id)} {
-		if err := f.d.fs.Remove(name); err != nil {
-			f.d.log.Error("unlink object from cache", "object", f.id, "err", err)
+		if err := f.d.fs.Remove(name); err != nil && !errors.Is(err, unix.ENOENT) {
+			f.d.failed("unlink object from cache", f.id, err)
+			f.d.condemn(f.id)
+			return // its space stays booked
 		}
 	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.unlinked = true
 	f.d.ledger.change(f.id, use{}, b.use)
 	f.d.ledger.orphan(b.use.used)
+}
+
+// errDoomed says that an object waits to be unlinked.
+var errDoomed = errors.New("damaged, and not unlinked yet")
+
+// condemn notes an object that is to be unlinked when the disk lets it.
+func (d *Dir) condemn(id chunk.ObjectID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.doomed == nil {
+		d.doomed = make(map[chunk.ObjectID]struct{})
+	}
+	if len(d.doomed) < maxDrops {
+		d.doomed[id] = struct{}{}
+	}
+}
+
+func (d *Dir) isDoomed(id chunk.ObjectID) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, doomed := d.doomed[id]
+	return doomed
+}
+
+// unlinkDoomed unlinks what could not be and is in use no more. Only Run calls it.
+func (d *Dir) unlinkDoomed() {
+	d.mu.Lock()
+	ids := slices.Collect(maps.Keys(d.doomed))
+	d.mu.Unlock()
+	for _, id := range ids {
+		f, ok := d.claim(id)
+		if !ok {
+			continue
+		}
+		err := d.removeFiles(id, false)
+		f.unclaim()
+		if err != nil {
+			d.log.Debug("unlink damaged object from cache", "object", id, "err", err)
+			continue
+		}
+		d.mu.Lock()
+		delete(d.doomed, id)
+		d.mu.Unlock()
+	}
 }
 
 // quarantineBlock keeps the bytes of a damaged block for a look, the first few.

@@ -196,9 +196,8 @@ func (d *Dir) Drop(id chunk.ObjectID) {
 	d.wake()
 }
 
-// dropUnused removes what is to be dropped and not in use. It always reports false. Only Run
-// calls it.
-func (d *Dir) dropUnused(ctx context.Context) bool {
+// dropUnused removes what is to be dropped and not in use. Only Run calls it.
+func (d *Dir) dropUnused(ctx context.Context) {
 	d.mu.Lock()
 	var ids []chunk.ObjectID
 	for id := range d.drops {
@@ -209,7 +208,7 @@ func (d *Dir) dropUnused(ctx context.Context) bool {
 	d.mu.Unlock()
 	for _, id := range ids {
 		if ctx.Err() != nil {
-			return false
+			return
 		}
 		freed, err := d.evict(evict.Candidate{ID: id, Class: evict.Stale, LastUse: math.MaxInt64})
 		if err != nil {
@@ -221,5 +220,4 @@ func (d *Dir) dropUnused(ctx context.Context) bool {
 		}
 		d.mu.Unlock()
 	}
-	return false
 }

@@ -73,18 +73,7 @@ type scrubber struct {
 
 // round checks everything once. What cannot be opened is left to reads.
 func (s *scrubber) round(ctx context.Context) error {
-	for p := range prefixes {
-		err := s.d.eachName(ctx, p, func(_ FSFile, name string) error {
-			if id, kind, ok := parseName(name); ok && kind == metaSuffix {
-				return s.object(ctx, id)
-			}
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return s.d.eachObject(ctx, func(id chunk.ObjectID) error { return s.object(ctx, id) })
 }
 
 // object checks one object. Its error is ctx's.

@@ -49,18 +49,22 @@ type Report struct {
 
 // Damage is one finding.
 type Damage struct {
-	ID     chunk.ObjectID
-	Object string // URI, "" where the sidecar does not tell
-	Block  uint32 // or WholeObject
-	File   string // path
-	Offset int64  // of the block in File
+	ID     chunk.ObjectID // zero for a folder that cannot be read
+	Object string         // URI, "" where the sidecar does not tell
+	Block  uint32         // or WholeObject
+	File   string         // path
+	Offset int64          // of the block in File
 	Reason Loss
 	Err    error // more about the reason, or nil
 }
 
 func (d Damage) String() string {
 	name := d.Object
-	if name == "" {
+	switch {
+	case name != "":
+	case d.ID == chunk.ObjectID{}:
+		name = "folder of objects"
+	default:
 		name = "object " + d.ID.String()
 	}
 	s := fmt.Sprintf("%s: %v: %s", name, d.Reason, d.File)
@@ -106,18 +110,29 @@ func VerifyDir(ctx context.Context, path string, opts VerifyOptions) (Report, er
 		defer v.d.release()
 	}
 	v.buf = make([]byte, g.BlockBytes)
-	err = v.each(ctx, func(id chunk.ObjectID) error {
+	_ = v.d.eachObject(ctx, func(id chunk.ObjectID) error {
 		used, _ := v.d.usedBy(id)
 		v.total += used
 		return nil
 	})
-	if err == nil {
-		err = v.each(ctx, func(id chunk.ObjectID) error { return v.object(ctx, id) })
-	}
-	if err != nil {
+	if err := v.d.eachPrefix(ctx, func(p int) error { return v.folder(ctx, p) }); err != nil {
 		return fail(err)
 	}
 	return v.rep, nil
+}
+
+// folder checks the objects of one folder. Only an end of ctx is an error: a folder that cannot be read is a finding.
+func (v *verifier) folder(ctx context.Context, p int) error {
+	err := v.d.eachName(ctx, p, func(_ FSFile, name string) error {
+		if id, kind, ok := parseName(name); ok && kind == metaSuffix {
+			return v.object(ctx, id)
+		}
+		return nil
+	})
+	if err != nil && ctx.Err() == nil {
+		v.record(Damage{Block: WholeObject, File: v.d.path(objectsName, fmt.Sprintf("%02x", p)), Reason: LossReadError, Err: err})
+	}
+	return ctx.Err()
 }
 
 // readOnly returns a Dir that can only look.
@@ -141,21 +156,6 @@ func layoutIn(fsys FS, path string) (g chunk.Geometry, err error) {
 		return g, err
 	}
 	return parseLayout(text)
-}
-
-func (v *verifier) each(ctx context.Context, visit func(chunk.ObjectID) error) error {
-	for p := range prefixes {
-		err := v.d.eachName(ctx, p, func(_ FSFile, name string) error {
-			if id, kind, ok := parseName(name); ok && kind == metaSuffix {
-				return visit(id)
-			}
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // object checks one object. Only an end of ctx is an error.
@@ -197,13 +197,12 @@ func (v *verifier) object(ctx context.Context, id chunk.ObjectID) error {
 func (v *verifier) look(id chunk.ObjectID) (*File, error) {
 	f := &File{d: v.d, id: id}
 	meta, err := v.d.fs.OpenFile(v.d.metaPath(id), os.O_RDONLY, 0)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		if err = f.readBody(meta); err == nil {
+			return f, nil
+		}
+		meta.Close()
 	}
-	if err = f.readBody(meta); err == nil {
-		return f, nil
-	}
-	meta.Close()
 	if _, gone := v.d.fs.Stat(v.d.metaPath(id)); errors.Is(gone, fs.ErrNotExist) {
 		return nil, gone // evicted between the opening of its two files
 	}

@@ -18,24 +18,48 @@ import (
 // walk counts what is on the disk, prefix by prefix, and offers every object to
 // sel if that is not nil. It sweeps up what a kill left half made. Memory is
 // bounded by the objects of one prefix. A prefix that cannot be read keeps its old
-// figure; an object that cannot be looked at counts nothing. Neither stops the walk.
+// figure, or gets an estimate when it has none; an object that cannot be looked at counts
+// nothing. Neither stops the walk. An error means that nothing is known by it.
 func (d *Dir) walk(ctx context.Context, sel *selections) error {
 	d.walks.Lock()
 	defer d.walks.Unlock()
 	d.stats.Walks.Add(1)
-	var failed error
+	var unread []int
+	err := d.eachPrefix(ctx, func(p int) error {
+		err := d.walkPrefix(ctx, p, sel)
+		if err != nil {
+			unread = append(unread, p)
+		}
+		return err
+	})
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if len(unread) > 0 {
+		d.noteFailure()
+	}
+	if len(unread) > prefixes/2 {
+		return fmt.Errorf("%d folders cannot be read: %w", len(unread), err)
+	}
+	if err != nil {
+		d.log.Warn("some folders of the cache cannot be read", "folders", len(unread), "err", err)
+	}
+	d.ledger.allCounted(unread)
+	return nil
+}
+
+// eachPrefix calls visit for every prefix, whatever it returns, until ctx ends. It
+// returns ctx's error, or the first of visit.
+func (d *Dir) eachPrefix(ctx context.Context, visit func(p int) error) (first error) {
 	for p := range prefixes {
-		if err := d.walkPrefix(ctx, p, sel); err != nil {
-			failed = err
+		if err := visit(p); err != nil && first == nil {
+			first = err
 		}
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 	}
-	if failed == nil {
-		d.ledger.allCounted()
-	}
-	return failed
+	return first
 }
 
 func (d *Dir) walkPrefix(ctx context.Context, p int, sel *selections) error {
@@ -209,8 +233,8 @@ func (f *File) unclaim() {
 // eachName calls visit for every name in a prefix's folder.
 func (d *Dir) eachName(ctx context.Context, p int, visit func(dir FSFile, name string) error) error {
 	dir, err := d.fs.OpenFile(d.path(objectsName, fmt.Sprintf("%02x", p)), os.O_RDONLY|unix.O_DIRECTORY, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		return nil // there is none yet; what has its name is none of ours
 	}
 	if err != nil {
 		return err

@@ -1,7 +1,6 @@
 package meta
 
 import (
-	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"strconv"
@@ -11,6 +10,7 @@ import (
 	"github.com/klauspost/compress/s2"
 
 	"github.com/shardwell/shardwell/internal/chunk"
+	"github.com/shardwell/shardwell/internal/chunk/varint"
 	"github.com/shardwell/shardwell/objstore"
 )
 
@@ -34,10 +34,9 @@ func (q question) op() string {
 func (q question) key() string {
 	b := make([]byte, 0, 64+len(q.name))
 	for _, s := range [...]string{q.op(), string(q.who), q.bucket.Origin, q.bucket.Name, q.name, q.req.Delimiter, q.req.Token} {
-		b = binary.AppendUvarint(b, uint64(len(s)))
-		b = append(b, s...)
+		b = varint.AppendText(b, s)
 	}
-	return string(binary.AppendVarint(b, int64(q.req.Limit)))
+	return string(varint.AppendSigned(b, int64(q.req.Limit)))
 }
 
 // answer is what the origin said to a question, and when it was asked. It never changes.
@@ -48,7 +47,25 @@ type answer struct {
 	info     objstore.Info // of a key
 	page     []byte        // of a list: encoded
 
-	forgotten bool // is no answer any more; the next one is compared with it
+	refused   error // the origin denies an answer; the fields above are those of the answer before, if there was one
+	forgotten bool  // is no answer any more; the next one is compared with it
+}
+
+// refusal returns the answer that the origin gives none, in place of an earlier one, which may
+// be nil. It keeps what that said for the next answer to be compared with.
+func refusal(qu question, asked time.Time, err error, before *answer) *answer {
+	a := &answer{question: qu, asked: asked, refused: err, missing: true}
+	if before != nil {
+		a.missing, a.info, a.page = before.missing, before.info, before.page
+	}
+	return a
+}
+
+// holds reports whether an answer will do for somebody who needs one for which the origin was
+// asked at need or later. A refusal holds for a moment only: whoever is allowed to read after
+// all should not have to wait for it.
+func (a *answer) holds(need, now time.Time) bool {
+	return a != nil && !a.asked.Before(need) && (a.refused == nil || now.Sub(a.asked) < refusalTTL)
 }
 
 // answerBytes is about what an answer takes beside its strings: the struct, its
@@ -65,36 +82,32 @@ func (a *answer) cost() int64 {
 
 // encodePage is the inverse of decodePage.
 func encodePage(p objstore.Page) []byte {
-	b := binary.AppendUvarint(nil, uint64(len(p.Objects)))
+	b := varint.Append(nil, uint64(len(p.Objects)))
 	before := ""
 	var last int64
 	for _, o := range p.Objects {
 		b = appendKey(b, before, o.Key)
-		b = binary.AppendVarint(b, o.Size)
+		b = varint.AppendSigned(b, o.Size)
 		b = appendETag(b, o.ETag)
 		if o.ModTime.IsZero() {
 			b = append(b, 0)
 		} else {
 			b = append(b, 1)
-			b = binary.AppendVarint(b, o.ModTime.Unix()-last)
-			b = binary.AppendUvarint(b, uint64(o.ModTime.Nanosecond()))
+			b = varint.AppendSigned(b, o.ModTime.Unix()-last)
+			b = varint.Append(b, uint64(o.ModTime.Nanosecond()))
 			last = o.ModTime.Unix()
 		}
 		before = o.Key
 	}
-	b = binary.AppendUvarint(b, uint64(len(p.Prefixes)))
+	b = varint.Append(b, uint64(len(p.Prefixes)))
 	before = ""
 	for _, s := range p.Prefixes {
 		b = appendKey(b, before, s)
 		before = s
 	}
-	b = appendString(b, p.Next)
+	b = varint.AppendText(b, p.Next)
 	packed := s2.EncodeBetter(nil, b)
 	return append(make([]byte, 0, len(packed)), packed...) // s2 leaves room behind
-}
-
-func appendString(b []byte, s string) []byte {
-	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }
 
 // appendKey appends how many bytes s shares with the key before, and the rest.
@@ -103,7 +116,7 @@ func appendKey(b []byte, before, s string) []byte {
 	for n < min(len(before), len(s)) && before[n] == s[n] {
 		n++
 	}
-	return appendString(binary.AppendUvarint(b, uint64(n)), s[n:])
+	return varint.AppendText(varint.Append(b, uint64(n)), s[n:])
 }
 
 // Spellings of an ETag.
@@ -120,9 +133,9 @@ func appendETag(b []byte, etag string) []byte {
 	switch {
 	case err != nil || len(sum) != 16 || hex.EncodeToString(sum) != digits, // upper case
 		multi && (perr != nil || strconv.FormatUint(n, 10) != parts):
-		return appendString(append(b, etagText), etag)
+		return varint.AppendText(append(b, etagText), etag)
 	case multi:
-		return binary.AppendUvarint(append(append(b, etagParts), sum...), n)
+		return varint.Append(append(append(b, etagParts), sum...), n)
 	}
 	return append(append(b, etagMD5), sum...)
 }
@@ -141,124 +154,61 @@ func decodePage(packed []byte) (objstore.Page, error) {
 	if err != nil {
 		return objstore.Page{}, errPage
 	}
-	d := decoder{b: raw}
+	d := varint.NewDecoder(raw)
 	var p objstore.Page
 	var last int64
 	before := ""
-	n := d.count()
+	n := d.Count()
 	if n > 0 {
 		p.Objects = make([]objstore.Info, 0, n)
 	}
 	for range n {
-		o := objstore.Info{Key: d.key(before), Size: d.varint(), ETag: d.etag()}
-		if d.byte() == 1 {
-			last += d.varint()
-			o.ModTime = time.Unix(last, int64(d.uvarint()%1e9)).UTC()
+		o := objstore.Info{Key: takeKey(&d, before), Size: d.Signed(), ETag: takeETag(&d)}
+		if d.Byte() == 1 {
+			last += d.Signed()
+			o.ModTime = time.Unix(last, int64(d.Number()%1e9)).UTC()
 		}
-		if d.bad {
+		if d.Bad() {
 			return objstore.Page{}, errPage
 		}
 		p.Objects = append(p.Objects, o)
 		before = o.Key
 	}
 	before = ""
-	n = d.count()
+	n = d.Count()
 	if n > 0 {
 		p.Prefixes = make([]string, 0, n)
 	}
 	for range n {
-		before = d.key(before)
+		before = takeKey(&d, before)
 		p.Prefixes = append(p.Prefixes, before)
 	}
-	p.Next = d.string()
-	if d.bad || len(d.b) > 0 {
+	p.Next = string(d.Text(maxPageBytes))
+	if !d.Whole() {
 		return objstore.Page{}, errPage
 	}
 	return p, nil
 }
 
-// decoder takes values off b. After the first that is not there, bad is set and
-// all values are zero.
-type decoder struct {
-	b   []byte
-	bad bool
-}
-
-func (d *decoder) fail() {
-	d.b, d.bad = nil, true
-}
-
-func (d *decoder) byte() byte {
-	if len(d.b) == 0 {
-		d.fail()
-		return 0
-	}
-	c := d.b[0]
-	d.b = d.b[1:]
-	return c
-}
-
-func (d *decoder) uvarint() uint64 {
-	v, n := binary.Uvarint(d.b)
-	if n <= 0 {
-		d.fail()
-		return 0
-	}
-	d.b = d.b[n:]
-	return v
-}
-
-func (d *decoder) varint() int64 {
-	v, n := binary.Varint(d.b)
-	if n <= 0 {
-		d.fail()
-		return 0
-	}
-	d.b = d.b[n:]
-	return v
-}
-
-// count takes the number of things that follow, each of a byte at least.
-func (d *decoder) count() int {
-	n := d.uvarint()
-	if n > uint64(len(d.b)) {
-		d.fail()
-		return 0
-	}
-	return int(n)
-}
-
-func (d *decoder) bytes(n uint64) []byte {
-	if n > uint64(len(d.b)) {
-		d.fail()
-		return nil
-	}
-	s := d.b[:n]
-	d.b = d.b[n:]
-	return s
-}
-
-func (d *decoder) string() string { return string(d.bytes(d.uvarint())) }
-
-func (d *decoder) key(before string) string {
-	n := d.uvarint()
+func takeKey(d *varint.Decoder, before string) string {
+	n := d.Number()
 	if n > uint64(len(before)) {
-		d.fail()
+		d.Fail()
 		return ""
 	}
-	return before[:n] + d.string()
+	return before[:n] + string(d.Text(maxPageBytes))
 }
 
-func (d *decoder) etag() string {
-	switch d.byte() {
+func takeETag(d *varint.Decoder) string {
+	switch d.Byte() {
 	case etagText:
-		return d.string()
+		return string(d.Text(maxPageBytes))
 	case etagMD5:
-		return hex.EncodeToString(d.bytes(16))
+		return hex.EncodeToString(d.Bytes(16))
 	case etagParts:
-		sum := hex.EncodeToString(d.bytes(16))
-		return sum + "-" + strconv.FormatUint(d.uvarint(), 10)
+		sum := hex.EncodeToString(d.Bytes(16))
+		return sum + "-" + strconv.FormatUint(d.Number(), 10)
 	}
-	d.fail()
+	d.Fail()
 	return ""
 }

@@ -4,7 +4,8 @@
 // It promises: an answer is never older than the caller allows; for one name there
 // and identity is one query on its way, however many ask, here or from peers; a caller who wants
 // an answer younger than the query on its way shares the next one with all
-// who do; that there is no such object is an answer as well; answers are shown to the
+// who do; that there is no such object is an answer as well, and so is, for a moment, that
+// the origin denies one; answers are shown to the
 // identity on whose behalf the origin was asked, and to nobody else. Memory is bounded,
 // a page of a thousand names takes some 30 KB; the store may forget at any time, and then
 // the origin is asked again.
@@ -35,6 +36,10 @@ const (
 	DefaultMemoryBytes = 64 << 20 // two million names in pages
 	DefaultQueryBudget = 60 * time.Second
 )
+
+// refusalTTL is how long it is remembered that somebody may not know: a program that tries again and
+// again costs the origin one request in this time, and a permission that is granted is seen this much later.
+const refusalTTL = 5 * time.Second
 
 // Config is what a [Cache] stands on.
 type Config struct {
@@ -124,10 +129,12 @@ func (c *Cache) Stats() *Stats { return &c.stats }
 // Head implements [objstore.Names].
 func (c *Cache) Head(ctx context.Context, q objstore.Query, key string) (objstore.Info, time.Duration, error) {
 	a, age, err := c.ask(ctx, q, question{bucket: q.Bucket, who: q.Access.Identity, name: key})
-	if err != nil {
+	switch {
+	case err != nil:
 		return objstore.Info{}, age, err
-	}
-	if a.missing {
+	case a.refused != nil:
+		return objstore.Info{}, age, a.refused
+	case a.missing:
 		return objstore.Info{}, age, fmt.Errorf("head %q: %w", key, objstore.ErrNotExist)
 	}
 	return a.info, age, nil
@@ -136,8 +143,11 @@ func (c *Cache) Head(ctx context.Context, q objstore.Query, key string) (objstor
 // List implements [objstore.Names].
 func (c *Cache) List(ctx context.Context, q objstore.Query, req objstore.ListRequest) (objstore.Page, time.Duration, error) {
 	a, age, err := c.ask(ctx, q, question{bucket: q.Bucket, who: q.Access.Identity, name: req.Prefix, list: true, req: req})
-	if err != nil {
+	switch {
+	case err != nil:
 		return objstore.Page{}, age, err
+	case a.refused != nil:
+		return objstore.Page{}, age, a.refused
 	}
 	page, err := decodePage(a.page)
 	if err != nil {
@@ -155,7 +165,7 @@ func (c *Cache) ask(ctx context.Context, q objstore.Query, qu question) (*answer
 	}
 	key := qu.key()
 	if q.MaxAge > 0 {
-		if a := c.store.get(qu); a != nil && !a.asked.Before(need) {
+		if a := c.store.get(qu); a.holds(need, began) {
 			c.stats.Hits.Add(1)
 			return a, time.Since(a.asked), nil
 		}
@@ -332,6 +342,9 @@ func (c *Cache) askPeers(ctx context.Context, need time.Time, q objstore.Query, 
 	if a.asked.Before(need) && age <= time.Since(need) {
 		a.asked = need
 	}
+	if errors.Is(err, objstore.ErrPermission) {
+		return refusal(qu, a.asked, err, c.store.last(qu)), nil
+	}
 	return a, err
 }
 
@@ -339,7 +352,7 @@ func (c *Cache) askPeers(ctx context.Context, need time.Time, q objstore.Query, 
 // counts: all have one identity.
 func (c *Cache) fromOrigin(qu question, as chunk.Access) query {
 	return func(ctx context.Context, need time.Time, s *state) (*answer, error) {
-		if a := c.store.get(qu); a != nil && !a.asked.Before(need) {
+		if a := c.store.get(qu); a.holds(need, time.Now()) {
 			return a, nil // came since the caller looked
 		}
 		s.atOrigin.Store(true)
@@ -371,7 +384,12 @@ func (c *Cache) askOrigin(ctx context.Context, qu question, as chunk.Access) (*a
 	if err != nil {
 		c.stats.Errors.Add(1)
 		c.cfg.Logger.Warn("no answer about names", "op", qu.op(), "bucket", qu.bucket.Name, "name", qu.name, "error", err)
-		return nil, err
+		if !errors.Is(err, objstore.ErrPermission) {
+			return nil, err
+		}
+		a = refusal(qu, a.asked, err, c.store.last(qu))
+		c.keep(a)
+		return a, nil
 	}
 	c.compare(a)
 	c.keep(a)

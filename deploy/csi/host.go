@@ -161,13 +161,20 @@ func (k *kernel) detach(target string) error {
 		}
 	}
 	switch err := unix.Unlinkat(parent, base, unix.AT_REMOVEDIR); {
-	case err == nil, errors.Is(err, unix.ENOENT):
+	case err == nil, errors.Is(err, unix.ENOENT), errors.Is(err, unix.EROFS) && absent(parent, base):
 		return nil
 	case errors.Is(err, unix.ENOTDIR):
 		return refused(codes.InvalidArgument, "target_path %s: is no directory", target)
 	default:
 		return fmt.Errorf("target_path %s: remove the directory: %w", target, err)
 	}
+}
+
+// absent reports whether a directory has no such entry: on a file system that was made read-only the kernel
+// does not say so when it is to be removed.
+func absent(parent int, base string) bool {
+	var st unix.Stat_t
+	return errors.Is(unix.Fstatat(parent, base, &st, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT), unix.ENOENT)
 }
 
 // unmount takes the topmost mount away; one that is in use leaves the tree, and

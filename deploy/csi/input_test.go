@@ -77,7 +77,10 @@ func TestEndpointOfSecret(t *testing.T) {
 	for endpoint, ok := range map[string]bool{
 		"https://minio.example.com:9000": true, "http://10.1.2.3:9000": true, "https://[2001:db8::1]": true,
 		"http://169.254.169.254": false, "http://169.254.170.2": false, "http://127.0.0.1:9000": false, "http://localhost:9000": false,
-		"http://[::1]:9000": false, "http://[fe80::1%25eth0]": false, "http://[fd00:ec2::254]": false, "http://0.0.0.0": false, "http://[::ffff:127.0.0.1]": false,
+		"http://[::1]:9000": false, "http://[fe80::1%25eth0]": false, "http://[fd00:ec2::254]": false, "http://[fd00:ec2::23]": false, "http://[64:ff9b::a9fe:a9fe]": false, "http://[::ffff:a9fe:a9fe]": false,
+		"http://0251.0376.0251.0376": false, "http://169.254.43518": false, "http://169.254.169.254.": false, "http://127.0.0.1.:80": false, "http://LOCALHOST": false,
+		"http://169.254.169.254:80@minio.example.com": false, "http://minio.example.com\\@169.254.169.254": false,
+		"http://0.0.0.0": false, "http://[::ffff:127.0.0.1]": false,
 		"http://2130706433": false, "http://0x7f.1": false, "http://127.1": false, "http://x.localhost.": false, "http://224.0.0.1": false,
 		"ftp://x": false, "nonsense": false, "http://user:pw@minio.example.com": false,
 	} {

@@ -122,6 +122,26 @@ func (v *volumes) save(s *shared) {
 	}
 }
 
+// writeCA writes certificates for the daemon to read. Mounts with other keys may have the same: one writes at a time.
+func (v *volumes) writeCA(path, ca string) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if have, err := os.ReadFile(path); err == nil && string(have) == ca {
+		return nil
+	}
+	return writeFile(path, []byte(ca))
+}
+
+// removeUnused removes a record or certificates, unless they belong to a volume by now: who writes them has
+// joined a mount before.
+func (v *volumes) removeUnused(path string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if !v.used()[strings.TrimSuffix(path, ".tmp")] {
+		_ = os.Remove(path) // else it is tried again
+	}
+}
+
 // writeFile puts a file in the place of another one, whole.
 func writeFile(path string, data []byte) error {
 	if err := os.WriteFile(path+".tmp", data, 0o600); err != nil {
@@ -254,7 +274,9 @@ func (v *volumes) inUse() (all []*shared) {
 
 // sweep takes mounts, records and certificates away that belong to no volume.
 func (v *volumes) sweep(ctx context.Context) {
+	v.mu.Lock()
 	used := v.used()
+	v.mu.Unlock()
 	for _, d := range []string{"mounts", "volumes", "ca"} {
 		entries, err := os.ReadDir(filepath.Join(v.dir, d))
 		if err != nil {
@@ -267,7 +289,7 @@ func (v *volumes) sweep(ctx context.Context) {
 				continue
 			}
 			if d != "mounts" {
-				_ = os.Remove(path) // tried again
+				v.removeUnused(path)
 				continue
 			}
 			if err := v.drop(ctx, path); err != nil {
@@ -278,12 +300,14 @@ func (v *volumes) sweep(ctx context.Context) {
 }
 
 // uses reports whether a mount, record or file of certificates belongs to a volume.
-func (v *volumes) uses(path string) bool { return v.used()[strings.TrimSuffix(path, ".tmp")] }
-
-// used returns the paths of mounts, records and certificates that belong to volumes.
-func (v *volumes) used() map[string]bool {
+func (v *volumes) uses(path string) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	return v.used()[strings.TrimSuffix(path, ".tmp")]
+}
+
+// used returns the paths of mounts, records and certificates that belong to volumes. Caller holds mu.
+func (v *volumes) used() map[string]bool {
 	used := make(map[string]bool, 3*len(v.shared))
 	for _, s := range v.shared {
 		used[s.dir], used[v.recordPath(s.Name)], used[s.Options["caFile"]] = true, true, true

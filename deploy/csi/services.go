@@ -74,7 +74,10 @@ func (s *nodeService) NodePublishVolume(ctx context.Context, req *csi.NodePublis
 		return nil, toStatus(err)
 	}
 	w, err := parsePublish(req, target, s.driver.cfg.Policy)
-	if err != nil {
+	switch {
+	case err != nil && s.driver.volumes.find(keyOf(req.GetVolumeId(), target)) != nil: // a Secret that was spoilt, a policy that is stricter now
+		return nil, transient(err)
+	case err != nil:
 		return nil, toStatus(err)
 	}
 	if err := s.driver.volumes.publish(ctx, w); err != nil {

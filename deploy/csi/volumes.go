@@ -196,7 +196,7 @@ func (v *volumes) serve(ctx context.Context, s *shared, w *wish) error {
 		return refused(codes.Unavailable, "%s: its credentials are not known until the kubelet publishes it again", s.URI)
 	}
 	if w != nil && w.access.ca != "" {
-		if err := writeFile(s.Options["caFile"], []byte(w.access.ca)); err != nil {
+		if err := v.writeCA(s.Options["caFile"], w.access.ca); err != nil {
 			return fmt.Errorf("certificates of the volume: %w", unwrapPath(err))
 		}
 	}
@@ -221,11 +221,22 @@ func (v *volumes) renew(s *shared, w *wish) {
 	same := digest(c.AccessKey, c.SecretKey, c.SessionToken, c.WebIdentityToken, c.RoleARN, c.STSEndpoint)
 	changed := p.Identity != w.access.identity
 	fresh := s.last[key] != same || s.bearer == "" || !s.known
-	if changed || s.Identity == w.access.identity && fresh {
+	if changed || s.orphaned() || s.Identity == w.access.identity && fresh {
 		s.Identity, s.credentials, s.known, s.bearer = w.access.identity, c, true, key
 	}
 	p.Identity = w.access.identity
 	s.Volumes[key], s.last[key] = p, same
+}
+
+// orphaned reports whether the credentials in use are those of none of the volumes that are left: one changed its
+// Secret, and went. Caller holds mu.
+func (s *shared) orphaned() bool {
+	for _, p := range s.Volumes {
+		if p.Identity == s.Identity {
+			return false
+		}
+	}
+	return true
 }
 
 // served reports whether a mount is there and not dead.
@@ -341,8 +352,8 @@ func (v *volumes) leave(ctx context.Context, s *shared, key string) {
 		return
 	}
 	v.forget(s.Name)
-	if ca := s.Options["caFile"]; ca != "" && !v.uses(ca) {
-		_ = os.Remove(ca) // else with what is left over
+	if ca := s.Options["caFile"]; ca != "" {
+		v.removeUnused(ca)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/shardwell/shardwell/e2e/cage"
 	"github.com/shardwell/shardwell/e2e/cluster"
 	"github.com/shardwell/shardwell/e2e/dataset"
+	"github.com/shardwell/shardwell/e2e/faulty"
 	"github.com/shardwell/shardwell/e2e/origin"
 )
 
@@ -34,7 +35,8 @@ var faultPhases = []struct {
 	mode  string
 	every int
 }{
-	{faultEIO, 997}, {faultEIO, 7}, {faultEIO, 1}, {faultENOSPC, 5}, {faultENOSPC, 1}, {faultHang, 997}, {faultHang, 1},
+	{faulty.EIO, 997}, {faulty.EIO, 7}, {faulty.EIO, 1}, {faulty.ENOSPC, 5}, {faulty.ENOSPC, 1}, {faulty.EDQUOT, 3},
+	{faulty.Hang, 997}, {faulty.Hang, 31}, {faulty.Hang, 1},
 }
 
 // diskFaults counts the errors of readers whose node has its cache on a disk that fails. Every read
@@ -58,12 +60,12 @@ func (b *bench) diskFaults() error {
 		if err := os.MkdirAll(root, 0o700); err != nil {
 			return err
 		}
-		disk, err := startFaulty(n.Host, root, n.CacheDir, filepath.Join(c.Cage.Dir, "faults"))
+		disk, err := faulty.Start(n.Host, root, n.CacheDir, filepath.Join(c.Cage.Dir, "faults"))
 		if err != nil {
 			return err
 		}
 		defer func() {
-			_ = disk.set(faultNone, 0)
+			_ = disk.Set(faulty.None, 0)
 			_ = n.Kill()
 			_ = cage.Detach(n.CacheDir)
 		}()
@@ -105,7 +107,7 @@ type faultSeen struct {
 // phase starts the node anew, so that its disk counts as well, reads until the cache is in
 // use, and then lets the disk fail. It is an error when no call failed, or when the disk was
 // not in use before: then the phase would have shown nothing.
-func (r *faultRun) phase(n *cluster.Node, disk *faultyDisk, mode string, every int) (seen faultSeen, err error) {
+func (r *faultRun) phase(n *cluster.Node, disk *faulty.Disk, mode string, every int) (seen faultSeen, err error) {
 	if err := n.Start(); err != nil {
 		return seen, err
 	}
@@ -123,17 +125,17 @@ func (r *faultRun) phase(n *cluster.Node, disk *faultyDisk, mode string, every i
 	r.reads.Store(0)
 	r.failed.Store(0)
 	r.longest.Store(0)
-	_, before := disk.counts()
-	if err := disk.set(mode, every); err != nil {
+	_, before := disk.Counts()
+	if err := disk.Set(mode, every); err != nil {
 		return seen, err
 	}
 	r.run(faultPhase)
-	_, after := disk.counts()
+	_, after := disk.Counts()
 	ill, err := n.Status()
 	if err != nil {
 		return seen, err
 	}
-	if err := disk.set(faultNone, 0); err != nil {
+	if err := disk.Set(faulty.None, 0); err != nil {
 		return seen, err
 	}
 	seen = faultSeen{Mode: mode, Every: every, Reads: r.reads.Load(), ReaderErrors: r.failed.Load(), FailedDiskCalls: after - before,

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shardwell/shardwell/e2e/faulty"
 	"github.com/shardwell/shardwell/e2e/load"
 )
 
@@ -78,15 +79,9 @@ var groups = []struct {
 
 func main() {
 	load.Main() // when this process is to be a reader
+	faulty.Main()
 	if len(os.Args) == 4 && os.Args[1] == bareCommand {
 		if err := serveBare(os.Args[2], os.Args[3]); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
-	if len(os.Args) == 5 && os.Args[1] == faultyCommand {
-		if err := serveFaulty(os.Args[2], os.Args[3], os.Args[4]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}

@@ -36,7 +36,9 @@ func (s *Store) load(identity string) error {
 		return n, nil
 	}
 	if s.file != nil {
-		if _, err := take(s.file, 0); err != nil {
+		n, err := take(s.file, 0)
+		s.onDisk = n
+		if err != nil {
 			return err
 		}
 	}
@@ -51,10 +53,13 @@ func (s *Store) load(identity string) error {
 	if len(segments) == 0 {
 		return fmt.Errorf("nothing in it: %w", errDamaged)
 	}
-	for s.end < int64(len(segments))*segmentBytes {
+	for all := int64(len(segments)) * segmentBytes; s.end < all; {
 		n, err := s.loadRecord(identity)
 		if err != nil {
 			return fmt.Errorf("at byte %d: %w", s.end, err)
+		}
+		if rest := segmentBytes - s.end%segmentBytes; n == 0 && s.end+rest < all {
+			n = rest // the disk did not answer there: the log went on in the next segment
 		}
 		if n == 0 {
 			break
@@ -66,7 +71,7 @@ func (s *Store) load(identity string) error {
 	}
 	// A record that was being written leaves bytes behind the end; the next must
 	// find zeros where its own padding is.
-	if s.end%segmentBytes != 0 {
+	if rest := segmentBytes - s.end%segmentBytes; rest < segmentBytes && s.touch(s.end, rest) {
 		clear(s.at(s.end))
 	}
 	return nil

@@ -13,8 +13,9 @@
 // one a record that says so; nothing is ever overwritten. Opening reads the file
 // once (some 100 ms for a million names). When the disk takes no more, the log goes
 // on in memory, in a [Spill] if there is one, which a successor finds as well: a full
-// disk costs names nothing. Pages of a file that cannot be read any more raise a
-// memory fault: callers run under debug.SetPanicOnFault.
+// disk costs names nothing, and one that does not answer a moment ([Spill.InTime]). Pages of a file that
+// cannot be read any more raise a memory fault: callers run under debug.SetPanicOnFault. Pages that the kernel has to
+// read from a disk which does not answer hold whoever looks at them.
 package snapshot
 
 import (
@@ -89,14 +90,17 @@ type Store struct {
 	epoch   time.Time // of verification times, well before any of them
 	created time.Time // of the log; set while it is made or read
 
-	mu       sync.Mutex
-	file     *os.File // names.log, nil when there is none
-	end      int64    // of the log; under mu
-	spilled  int64    // segments in spill; under mu
-	segments atomic.Pointer[[][]byte]
-	dirs     map[uint32]*Dir // by serial; under mu
-	byNode   map[uint64]*Dir // by node id of the directory; under mu
-	serial   uint32          // last given out; under mu
+	mu        sync.Mutex
+	file      *os.File  // names.log, nil when there is none
+	end       int64     // of the log; under mu
+	onDisk    int64     // segments in file; under mu
+	spilled   int64     // segments in spill; under mu
+	touched   int64     // page that was made writable last, from 1; under mu
+	touchedAt time.Time // when that was; under mu
+	segments  atomic.Pointer[[][]byte]
+	dirs      map[uint32]*Dir // by serial; under mu
+	byNode    map[uint64]*Dir // by node id of the directory; under mu
+	serial    uint32          // last given out; under mu
 
 	onLost func(error) // called once, when the log goes on in memory
 	lost   bool        // it did; under mu
@@ -110,6 +114,17 @@ type Store struct {
 type Spill struct {
 	File   *os.File // of a memory file system; borrowed
 	Offset int64    // multiple of the page size; the file ends there while nothing was spilled
+	// InTime says when the disk does not: it has a call come back in time, with an error if need be; then call goes
+	// on by itself, and late runs after it. nil: the log waits for the disk.
+	InTime func(op string, call func() error, late func()) error
+}
+
+// inTime is InTime, if there is one.
+func (s *Spill) inTime(op string, call func() error, late func()) error {
+	if s.InTime == nil {
+		return call()
+	}
+	return s.InTime(op, call, late)
 }
 
 // Create starts an empty store in dir for the mount that identity names, whatever
@@ -117,10 +132,20 @@ type Spill struct {
 // when the log cannot be, or not stay, on disk.
 func Create(dir, identity, rootPrefix string, now time.Time, spill Spill, onLost func(error)) (*Store, error) {
 	path := filepath.Join(dir, "names.log")
-	f, err := createFile(dir, path)
-	s := newStore(path, f, now, spill, onLost)
+	made := new(*os.File)
+	err := spill.inTime("make listing snapshot", func() (err error) {
+		*made, err = createFile(dir, path)
+		return err
+	}, func() {
+		if *made != nil {
+			_ = (*made).Close()
+		}
+	})
+	s := newStore(path, nil, now, spill, onLost)
 	if err != nil {
 		s.lose(err)
+	} else {
+		s.file = *made
 	}
 	s.created = time.Unix(0, now.UnixNano())
 	if _, err := s.append(record{kind: kindIdentity, time: now.UnixNano(), name: layoutVersion + identity}); err != nil {
@@ -194,7 +219,7 @@ func (s *Store) Close() error {
 	}
 	s.segments.Store(&[][]byte{})
 	if s.file != nil {
-		errs = append(errs, s.file.Close())
+		errs = append(errs, s.spill.inTime("close listing snapshot", s.file.Close, func() {}))
 	}
 	return errors.Join(errs...)
 }
@@ -338,13 +363,18 @@ func (s *Store) appendLocked(r record) (int64, error) {
 	if len(r.name) > 1<<16-1 || len(etag) > 1<<16-1 || n > segmentBytes {
 		return 0, fmt.Errorf("listing snapshot: name of %d bytes is too long", len(r.name))
 	}
-	if room := segmentBytes - s.end%segmentBytes; int64(n) > room && s.end > 0 {
-		if room < segmentBytes {
+	if room := segmentBytes - s.end%segmentBytes; int64(n) > room && room < segmentBytes {
+		if s.touch(s.end, min(room, headerBytes)) {
 			s.fill(room)
 		}
 	}
 	if err := s.grow(s.end + int64(n)); err != nil {
 		return 0, err
+	}
+	if !s.touch(s.end, int64(n)) {
+		if err := s.grow(s.end + int64(n)); err != nil {
+			return 0, err
+		}
 	}
 	at := s.end
 	b := s.at(at)[:n]
@@ -374,73 +404,4 @@ func (s *Store) fill(room int64) {
 
 func setLength(b []byte, n uint32) {
 	atomic.StoreUint32((*uint32)(unsafe.Pointer(&b[offLength])), n)
-}
-
-// grow maps segments until the log may reach to bytes. Room on disk is allocated, not
-// only promised: a full disk shows here and not as a fault at the first write.
-func (s *Store) grow(to int64) error {
-	if to > maxLogBytes {
-		return fmt.Errorf("listing snapshot %s: over %d bytes", s.path, int64(maxLogBytes))
-	}
-	segments := *s.segments.Load()
-	for int64(len(segments))*segmentBytes < to {
-		m, err := s.segment(int64(len(segments)) * segmentBytes)
-		if err != nil {
-			return fmt.Errorf("listing snapshot %s: %w", s.path, err)
-		}
-		segments = append(segments[:len(segments):len(segments)], m)
-		s.segments.Store(&segments)
-	}
-	return nil
-}
-
-// segment maps the next segment, in memory when the disk does not take it; mu is held.
-func (s *Store) segment(off int64) ([]byte, error) {
-	if !s.lost {
-		err := allocate(s.file, off, segmentBytes)
-		if err == nil {
-			return mapSegment(s.file, off)
-		}
-		s.lose(err)
-	}
-	if s.spill.File != nil {
-		at := s.spill.Offset + s.spilled*segmentBytes
-		err := allocate(s.spill.File, at, segmentBytes)
-		if err != nil {
-			return nil, fmt.Errorf("memory: %w", err)
-		}
-		m, err := mapSegment(s.spill.File, at)
-		if err == nil {
-			s.spilled++
-		}
-		return m, err
-	}
-	m, err := unix.Mmap(-1, 0, segmentBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		return nil, fmt.Errorf("map: %w", err)
-	}
-	return m, nil
-}
-
-func mapSegment(f *os.File, off int64) ([]byte, error) {
-	m, err := unix.Mmap(int(f.Fd()), off, segmentBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return nil, fmt.Errorf("map: %w", err)
-	}
-	return m, nil
-}
-
-// allocate makes the file's bytes [off, off+n) exist on disk.
-func allocate(f *os.File, off, n int64) error {
-	err := unix.Fallocate(int(f.Fd()), 0, off, n)
-	if !errors.Is(err, unix.EOPNOTSUPP) {
-		return err
-	}
-	_, err = f.WriteAt(make([]byte, n), off)
-	return err
-}
-
-// at returns the bytes of the log from an offset to the end of its segment.
-func (s *Store) at(off int64) []byte {
-	return (*s.segments.Load())[off/segmentBytes][off%segmentBytes:]
 }

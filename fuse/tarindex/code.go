@@ -8,6 +8,7 @@ import (
 	"github.com/klauspost/compress/s2"
 
 	"github.com/shardwell/shardwell/internal/chunk"
+	"github.com/shardwell/shardwell/internal/chunk/varint"
 )
 
 // An index on disk and between nodes: magic, identity of the object, size of the tar, why there
@@ -30,8 +31,8 @@ var errDamaged = errors.New("damaged index of a tar")
 func encode(x *Index, id chunk.ObjectID) []byte {
 	var b []byte
 	b = append(b, byte(x.refused.kind))
-	b = appendString(b, x.refused.detail)
-	b = binary.AppendUvarint(b, uint64(len(x.order)))
+	b = varint.AppendText(b, x.refused.detail)
+	b = varint.Append(b, uint64(len(x.order)))
 	var before, path []byte
 	var last member
 	for _, n := range x.inTarOrder() {
@@ -46,30 +47,26 @@ func encode(x *Index, id chunk.ObjectID) []byte {
 			shared++
 		}
 		b = append(b, kind)
-		b = binary.AppendUvarint(b, uint64(shared))
-		b = appendString(b, string(path[shared:]))
-		b = binary.AppendVarint(b, v.mtime-last.mtime)
+		b = varint.Append(b, uint64(shared))
+		b = varint.AppendText(b, string(path[shared:]))
+		b = varint.AppendSigned(b, v.mtime-last.mtime)
 		last.mtime = v.mtime
 		if !v.dir {
-			b = binary.AppendVarint(b, v.off-(roundUp(last.off+last.size)+blockBytes))
-			b = binary.AppendUvarint(b, uint64(v.size))
+			b = varint.AppendSigned(b, v.off-(roundUp(last.off+last.size)+blockBytes))
+			b = varint.Append(b, uint64(v.size))
 			last.off, last.size = v.off, v.size
 		}
 		before, path = path, before
 	}
-	b = appendString(b, x.damage)
-	b = binary.AppendUvarint(b, uint64(x.left.count))
-	b = binary.AppendUvarint(b, uint64(len(x.left.named)))
+	b = varint.AppendText(b, x.damage)
+	b = varint.Append(b, uint64(x.left.count))
+	b = varint.Append(b, uint64(len(x.left.named)))
 	for _, l := range x.left.named {
-		b = appendString(appendString(b, l.Name), l.Reason)
+		b = varint.AppendText(varint.AppendText(b, l.Name), l.Reason)
 	}
 	out := append([]byte(magic), id[:]...)
 	out = append(out, s2.Encode(nil, b)...)
 	return binary.LittleEndian.AppendUint32(out, chunk.Checksum(out))
-}
-
-func appendString(b []byte, s string) []byte {
-	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }
 
 // decode returns the index of an object of size bytes that encode was given.
@@ -89,9 +86,9 @@ func decode(b []byte, id chunk.ObjectID, size int64) (*Index, error) {
 	if err != nil {
 		return nil, errDamaged
 	}
-	d := decoder{b: raw}
-	x, err := d.index(size)
-	if err == nil && (d.bad || len(d.b) > 0) {
+	d := varint.NewDecoder(raw)
+	x, err := decodeIndex(&d, size)
+	if err == nil && !d.Whole() {
 		err = errDamaged
 	}
 	if err != nil {
@@ -100,18 +97,18 @@ func decode(b []byte, id chunk.ObjectID, size int64) (*Index, error) {
 	return x, nil
 }
 
-func (d *decoder) index(size int64) (*Index, error) {
+func decodeIndex(d *varint.Decoder, size int64) (*Index, error) {
 	b := newBuilder()
-	b.x.refused = refusal{kind: refusalKind(d.byte()), detail: d.text()}
+	b.x.refused = refusal{kind: refusalKind(d.Byte()), detail: string(d.Text(maxEncodedBytes))}
 	if b.x.refused.kind >= refusals {
 		return nil, errDamaged
 	}
 	var before []byte
 	var last member
-	n := d.count()
+	n := d.Count()
 	for range n {
-		m := d.member(&before, &last)
-		if d.bad {
+		m := decodeMember(d, &before, &last)
+		if d.Bad() {
 			return nil, errDamaged
 		}
 		if path, reason := clean(m.path); reason != "" || path != m.path || path == "" {
@@ -127,31 +124,31 @@ func (d *decoder) index(size int64) (*Index, error) {
 	if b.x.left.count != 0 || len(b.x.nodes) != n+1 {
 		return nil, errDamaged // entries that exclude each other
 	}
-	b.x.damage = d.text()
-	b.x.left.count = int64(d.uvarint())
-	for range min(d.count(), MaxNamedLeftOut) {
-		b.x.left.named = append(b.x.left.named, Left{Name: d.text(), Reason: d.text()})
+	b.x.damage = string(d.Text(maxEncodedBytes))
+	b.x.left.count = int64(d.Number())
+	for range min(d.Count(), MaxNamedLeftOut) {
+		b.x.left.named = append(b.x.left.named, Left{Name: string(d.Text(maxEncodedBytes)), Reason: string(d.Text(maxEncodedBytes))})
 	}
 	return b.finish(), nil
 }
 
-// member takes one entry. before and last are the path and the entry before.
-func (d *decoder) member(before *[]byte, last *member) member {
-	kind := d.byte()
-	shared := d.uvarint()
-	rest := d.bytes(d.uvarint())
+// decodeMember takes one entry. before and last are the path and the entry before.
+func decodeMember(d *varint.Decoder, before *[]byte, last *member) member {
+	kind := d.Byte()
+	shared := d.Number()
+	rest := d.Text(maxEncodedBytes)
 	if kind > entryDir || shared > uint64(len(*before)) {
-		d.fail()
+		d.Fail()
 		return member{}
 	}
 	*before = append((*before)[:shared], rest...)
-	m := member{path: string(*before), dir: kind == entryDir, mtime: last.mtime + d.varint()}
+	m := member{path: string(*before), dir: kind == entryDir, mtime: last.mtime + d.Signed()}
 	last.mtime = m.mtime
 	if !m.dir {
-		m.off = roundUp(last.off+last.size) + blockBytes + d.varint()
-		size := d.uvarint()
+		m.off = roundUp(last.off+last.size) + blockBytes + d.Signed()
+		size := d.Number()
 		if size > chunk.MaxObjectBytes || m.off < 0 || m.off > chunk.MaxObjectBytes {
-			d.fail()
+			d.Fail()
 			return member{}
 		}
 		m.size = int64(size)
@@ -159,61 +156,3 @@ func (d *decoder) member(before *[]byte, last *member) member {
 	}
 	return m
 }
-
-// decoder takes values off b. After the first that is not there, bad is set and all values are
-// zero.
-type decoder struct {
-	b   []byte
-	bad bool
-}
-
-func (d *decoder) fail() { d.b, d.bad = nil, true }
-
-func (d *decoder) byte() byte {
-	if b := d.bytes(1); len(b) == 1 {
-		return b[0]
-	}
-	return 0
-}
-
-func (d *decoder) uvarint() uint64 {
-	v, n := binary.Uvarint(d.b)
-	if n <= 0 {
-		d.fail()
-		return 0
-	}
-	d.b = d.b[n:]
-	return v
-}
-
-func (d *decoder) varint() int64 {
-	v, n := binary.Varint(d.b)
-	if n <= 0 {
-		d.fail()
-		return 0
-	}
-	d.b = d.b[n:]
-	return v
-}
-
-// count takes the number of things that follow, each of a byte at least.
-func (d *decoder) count() int {
-	n := d.uvarint()
-	if n > uint64(len(d.b)) {
-		d.fail()
-		return 0
-	}
-	return int(n)
-}
-
-func (d *decoder) bytes(n uint64) []byte {
-	if n > uint64(len(d.b)) {
-		d.fail()
-		return nil
-	}
-	s := d.b[:n]
-	d.b = d.b[n:]
-	return s
-}
-
-func (d *decoder) text() string { return string(d.bytes(d.uvarint())) }

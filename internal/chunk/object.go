@@ -2,10 +2,11 @@ package chunk
 
 import (
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
+
+	"github.com/shardwell/shardwell/internal/chunk/varint"
 )
 
 // Object names one version of one object of one origin. Two objects are the
@@ -70,10 +71,9 @@ const objectVersion = 1
 func (o Object) AppendBinary(b []byte) []byte {
 	b = append(b, objectVersion)
 	for _, s := range [...]string{o.Origin, o.Bucket, o.Key, o.ETag} {
-		b = binary.AppendUvarint(b, uint64(len(s)))
-		b = append(b, s...)
+		b = varint.AppendText(b, s)
 	}
-	return binary.AppendUvarint(b, uint64(o.Size))
+	return varint.Append(b, uint64(o.Size))
 }
 
 var errObject = errors.New("malformed object identity")
@@ -82,30 +82,20 @@ var errObject = errors.New("malformed object identity")
 // anything that AppendBinary would not have written, trailing bytes included.
 func ParseObject(b []byte) (Object, error) {
 	var o Object
-	if len(b) == 0 || b[0] != objectVersion {
+	d := varint.NewDecoder(b)
+	if d.Byte() != objectVersion {
 		return o, errObject
 	}
-	whole := b
-	b = b[1:]
-	fields := [...]struct {
-		to  *string
-		max uint64
-	}{{&o.Origin, MaxOriginBytes}, {&o.Bucket, MaxBucketBytes}, {&o.Key, MaxKeyBytes}, {&o.ETag, MaxETagBytes}}
-	for _, f := range fields {
-		n, w := binary.Uvarint(b)
-		if w <= 0 || n > f.max || n > uint64(len(b)-w) {
-			return Object{}, errObject
-		}
-		*f.to = string(b[w : w+int(n)])
-		b = b[w+int(n):]
-	}
-	size, w := binary.Uvarint(b)
-	if w <= 0 || w != len(b) || size > MaxObjectBytes {
+	o.Origin = string(d.Text(MaxOriginBytes))
+	o.Bucket = string(d.Text(MaxBucketBytes))
+	o.Key = string(d.Text(MaxKeyBytes))
+	o.ETag = string(d.Text(MaxETagBytes))
+	o.Size = int64(d.AtMost(MaxObjectBytes))
+	if !d.Whole() {
 		return Object{}, errObject
 	}
-	o.Size = int64(size)
 	// Varints have longer spellings of the same number; only ours is accepted.
-	if string(o.AppendBinary(nil)) != string(whole) {
+	if string(o.AppendBinary(nil)) != string(b) {
 		return Object{}, errObject
 	}
 	return o, nil

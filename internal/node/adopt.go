@@ -109,6 +109,7 @@ func (n *Node) adopt(ctx context.Context, s *handover.Session) (err error) {
 	}
 	c := n.fuseConfig(m)
 	c.Resume, c.Listings, c.Crashed = true, duplicate(s.Listings), n.keeping.turn.crashed
+	c.InTime = n.disks.inTime
 	if m.session, err = fuse.New(c); err == nil {
 		if err = m.session.Adopt(duplicate(s.Dev), dir); err != nil {
 			err = errors.Join(err, m.session.Close())

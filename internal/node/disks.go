@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -32,16 +33,18 @@ const sessionsName = "sessions"
 type disks struct {
 	log       *slog.Logger
 	dirs      []*disk.Dir
+	faulty    []string // directories that are done without until the next start: their disks failed at this one
 	scrubRate int64    // bytes a second of each
 	seeds     []uint64 // of the dirs, by their ids: placement survives a change of their order or paths
 
-	mu       sync.Mutex
-	sessions string // directory for the state of mounts, "" before the first
+	mu   sync.Mutex
+	temp string // directory for the state of mounts that no disk takes, "" while there is none
 }
 
 var errNoDisk = errors.New("this node has no cache directory")
 
-// openDisks opens the directories of cfg.
+// openDisks opens the directories of cfg, but those whose disks fail. A node that has none left goes on
+// without disks.
 func openDisks(cfg config.Config, keep disk.Policy, log *slog.Logger) (*disks, error) {
 	d := &disks{log: log, scrubRate: int64(cfg.ScrubRate)}
 	for _, c := range cfg.CacheDirs {
@@ -54,6 +57,11 @@ func openDisks(cfg config.Config, keep disk.Policy, log *slog.Logger) (*disks, e
 			FloorBytes: int64(cfg.MinFree), FloorInodes: floorInodes,
 			TransitBytes: int64(cfg.Transit), Policy: keep, CallTimeout: time.Duration(cfg.DiskTimeout), Verify: verify, Logger: log,
 		})
+		if errors.Is(err, disk.ErrFaulty) { // a hit less, not a reader's error
+			log.Error("cache directory is done without until the next start", "error", err)
+			d.faulty = append(d.faulty, c.Path)
+			continue
+		}
 		if err != nil {
 			d.Close()
 			return nil, err
@@ -63,7 +71,7 @@ func openDisks(cfg config.Config, keep disk.Policy, log *slog.Logger) (*disks, e
 		d.dirs, d.seeds = append(d.dirs, dir), append(d.seeds, h.Sum64())
 	}
 	if len(d.dirs) > 0 { // locked: what is there was left by a process that was killed
-		if err := os.RemoveAll(filepath.Join(d.dirs[0].Path(), sessionsName)); err != nil {
+		if err := d.removeSession(d.sessions()); err != nil {
 			log.Warn("state of earlier mounts stays behind", "error", err)
 		}
 	}
@@ -165,12 +173,15 @@ func (d *disks) Run(ctx context.Context) error {
 func (d *disks) Close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.sessions != "" {
-		if err := os.RemoveAll(d.sessions); err != nil {
+	for _, dir := range [...]string{d.sessions(), d.temp} {
+		if dir == "" {
+			continue
+		}
+		if err := d.removeSession(dir); err != nil {
 			d.log.Warn("state of mounts stays behind", "error", err)
 		}
-		d.sessions = ""
 	}
+	d.temp = ""
 	for _, dir := range d.dirs {
 		if err := dir.Close(); err != nil {
 			d.log.Warn("close cache directory", "directory", dir.Path(), "error", err)
@@ -179,32 +190,78 @@ func (d *disks) Close() {
 	d.dirs = nil
 }
 
+// sessions is where the state of mounts is kept: in the first cache directory. "" without one.
+func (d *disks) sessions() string {
+	if len(d.dirs) == 0 {
+		return ""
+	}
+	return filepath.Join(d.dirs[0].Path(), sessionsName)
+}
+
 // sessionDir makes a directory for the state of one mount, in the first cache directory
-// or, when that takes nothing, among temporary files. Whoever asked removes it.
+// or, when that takes nothing, among temporary files. Whoever asked gives it to removeSession.
 func (d *disks) sessionDir() (string, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.sessions == "" {
+	if len(d.dirs) > 0 {
+		dir, err := d.sessionOnDisk(d.sessions())
+		if err == nil {
+			return dir, nil
+		}
+		d.log.Warn("cache directory takes no state of mounts", "error", err)
+	}
+	if d.temp == "" {
 		var err error
-		if d.sessions, err = d.makeSessions(); err != nil {
+		if d.temp, err = os.MkdirTemp("", "shardwell-"); err != nil {
 			return "", fmt.Errorf("state of a mount: %w", err)
 		}
 	}
-	dir, err := os.MkdirTemp(d.sessions, "mount-")
+	dir, err := os.MkdirTemp(d.temp, "mount-")
 	if err != nil {
 		return "", fmt.Errorf("state of a mount: %w", err)
 	}
 	return dir, nil
 }
 
-func (d *disks) makeSessions() (string, error) {
-	if len(d.dirs) > 0 {
-		dir := filepath.Join(d.dirs[0].Path(), sessionsName)
-		err := os.Mkdir(dir, 0o700)
+// sessionOnDisk makes a directory in the first cache directory; a disk that does not answer is an error in time.
+func (d *disks) sessionOnDisk(sessions string) (string, error) {
+	made := new(string)
+	err := d.inTime("make state of a mount", func() error {
+		err := os.Mkdir(sessions, 0o700)
 		if err == nil || errors.Is(err, fs.ErrExist) {
-			return dir, nil
+			*made, err = os.MkdirTemp(sessions, "mount-")
 		}
-		d.log.Warn("cache directory takes no state of mounts", "error", err)
+		return err
+	}, func() {
+		if *made != "" {
+			_ = os.RemoveAll(*made) // swept up at the next start else
+		}
+	})
+	if err != nil {
+		return "", err
 	}
-	return os.MkdirTemp("", "shardwell-")
+	return *made, nil
+}
+
+// removeSession removes the state of a mount, wherever it is. A disk that does not answer is an error in time.
+func (d *disks) removeSession(dir string) error {
+	if !d.onDisk(dir) {
+		return os.RemoveAll(dir)
+	}
+	return d.inTime("remove state of mounts", func() error { return os.RemoveAll(dir) }, func() {})
+}
+
+// onDisk reports whether the state of a mount is in the first cache directory.
+func (d *disks) onDisk(dir string) bool {
+	sessions := d.sessions()
+	return sessions != "" && strings.HasPrefix(dir, sessions)
+}
+
+// inTime has a call to the first cache directory come back in time, see [disk.Dir.InTime]. Without one there is nothing to
+// wait for.
+func (d *disks) inTime(op string, call func() error, late func()) error {
+	if len(d.dirs) == 0 {
+		return call()
+	}
+	return d.dirs[0].InTime(op, call, late)
 }

@@ -137,3 +137,51 @@ func TestPassthroughOnAFailingDisk(t *testing.T) {
 func dataFile(d *disk.Dir, id chunk.ObjectID) string {
 	return filepath.Join(d.Path(), "objects", id.String()[:2], id.String()+".data")
 }
+
+// A disk that fails at the start of a node costs hits: the node goes on with the others, or without any, and says so.
+//
+// The file system is read-only by then, as one is whose disk has failed before.
+func TestStartBesideAFaultyDisk(t *testing.T) {
+	t.Parallel()
+	needMounts(t)
+	for _, alone := range []bool{false, true} {
+		t.Run(fmt.Sprint("alone=", alone), func(t *testing.T) {
+			bad := newFailingDisk(t)
+			files := map[string][]byte{"a": randomBytes(1<<20, 1), "b": randomBytes(1<<20, 2), "c": randomBytes(1<<20, 3)}
+			o := newOrigin(t, files)
+			cfg := testConfig(t, o.URL())
+			dirs := []config.CacheDir{{Path: filepath.Join(bad.dir, "cache")}}
+			if !alone {
+				dirs = append(dirs, cfg.CacheDirs...)
+			}
+			cfg.CacheDirs = dirs
+			n := start(t, cfg)
+			if err := readAll(n.mountOn(t, "s3://data/"), files); err != nil {
+				t.Fatal(err)
+			}
+			if err := n.stop(); err != nil {
+				t.Fatal(err)
+			}
+			if err := unix.Mount("", bad.dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+				t.Fatal(err)
+			}
+			n = start(t, cfg)
+			if err := readAll(n.mountOn(t, "s3://data/"), files); err != nil {
+				t.Error(err)
+			}
+			st, err := n.Status(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			states := make(map[string]string)
+			for _, d := range st.Disks {
+				states[d.Path] = d.State
+			}
+			for i, d := range dirs {
+				if want := []string{"down", "normal"}[min(i, 1)]; states[d.Path] != want {
+					t.Errorf("%s is %q, want %s", d.Path, states[d.Path], want)
+				}
+			}
+		})
+	}
+}

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
@@ -82,16 +83,46 @@ func (is *identities) ofKeys(c s3.Credentials) chunk.Identity {
 // it states, so that all of a service account's tokens are one identity. The caller makes
 // sure that the STS believes the token before anybody is taken for who it states.
 func (is *identities) ofToken(c s3.Credentials, token string) chunk.Identity {
-	var claims struct{ Iss, Sub string }
-	if parts := strings.Split(token, "."); len(parts) == 3 {
-		if body, err := base64.RawURLEncoding.DecodeString(parts[1]); err == nil {
-			_ = json.Unmarshal(body, &claims) // else it is an opaque token
-		}
-	}
-	if claims.Iss == "" || claims.Sub == "" {
+	issuer, subject, ok := claimsOf(token)
+	if !ok {
 		return is.name("token", c.STSEndpoint, c.RoleARN, token)
 	}
-	return is.name("web", c.STSEndpoint, c.RoleARN, claims.Iss, claims.Sub)
+	return is.name("web", c.STSEndpoint, c.RoleARN, issuer, subject)
+}
+
+// claimsOf returns what a web identity token states of whom it is for. One that states it twice, by the same name
+// or one that differs in its case only, may mean another to the STS than here: it counts as opaque.
+func claimsOf(token string) (issuer, subject string, ok bool) {
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return "", "", false
+	}
+	body, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil || !json.Valid(body) {
+		return "", "", false
+	}
+	d := json.NewDecoder(bytes.NewReader(body))
+	if open, err := d.Token(); err != nil || open != json.Delim('{') {
+		return "", "", false
+	}
+	seen := make(map[string]bool)
+	for d.More() {
+		name, _ := d.Token() // the text is valid: a name, and then a value
+		var value json.RawMessage
+		if err := d.Decode(&value); err != nil {
+			return "", "", false
+		}
+		claim, _ := name.(string)
+		into := map[string]*string{"iss": &issuer, "sub": &subject}[strings.ToLower(claim)]
+		if into == nil {
+			continue
+		}
+		if claim != strings.ToLower(claim) || seen[claim] || json.Unmarshal(value, into) != nil {
+			return "", "", false
+		}
+		seen[claim] = true
+	}
+	return issuer, subject, issuer != "" && subject != ""
 }
 
 // acquire adds a user of credentials, to whom token is the newest that an STS took. dropped

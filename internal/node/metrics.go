@@ -151,9 +151,7 @@ func (c collector) disks(m sender) {
 		sum += used
 		m.gauge(diskUsedBytes, used, d.Path())
 		m.gauge(diskBudgetBytes, budget, d.Path())
-		for _, state := range [...]disk.State{disk.Normal, disk.Unstable, disk.Down} {
-			m.gauge(diskState, oneIf(d.State() == state), d.Path(), state.String())
-		}
+		m.diskState(d.Path(), d.State())
 		s := d.Stats()
 		for r := range reasons {
 			reasons[r] += s.Rejected[r].Load()
@@ -163,12 +161,21 @@ func (c collector) disks(m sender) {
 		m.count(diskHangs, s.Hung.Load(), d.Path())
 		damaged += s.Lost[disk.LossChecksum].Load()
 	}
+	for _, path := range c.n.disks.faulty {
+		m.diskState(path, disk.Down)
+	}
 	m.gauge(cacheBytes, sum, "disk")
 	m.count(evictedBytes, evicted)
 	m.count(scrubbed, checked)
 	m.count(corrupt, damaged, "disk")
 	for r, v := range reasons {
 		m.count(rejected, v, disk.Reject(r).String())
+	}
+}
+
+func (s sender) diskState(path string, is disk.State) {
+	for _, state := range [...]disk.State{disk.Normal, disk.Unstable, disk.Down} {
+		s.gauge(diskState, oneIf(is == state), path, state.String())
 	}
 }
 

@@ -283,7 +283,7 @@ func (n *Node) open(ctx context.Context, m *mount, req control.MountRequest, dir
 	}
 	if err := n.prepare(ctx, m, dir, state); err != nil {
 		m.release()
-		return errors.Join(err, m.closeArea(), os.RemoveAll(state))
+		return errors.Join(err, m.closeArea(), n.disks.removeSession(state))
 	}
 	n.mounts.serve(m, dir, state)
 	select {
@@ -309,6 +309,9 @@ func (m *mount) closeArea() error {
 func (n *Node) prepare(ctx context.Context, m *mount, dir, state string) (err error) {
 	c := n.fuseConfig(m)
 	c.StateDir = state
+	if n.disks.onDisk(state) {
+		c.InTime = n.disks.inTime
+	}
 	m.session, err = fuse.New(c)
 	if err != nil {
 		return err
@@ -349,7 +352,7 @@ func (m *mounts) serve(x *mount, dir, state string) {
 			m.n.keeping.drop(x)
 		}
 		x.release()
-		if err := errors.Join(x.session.Close(), x.closeArea(), os.RemoveAll(state)); err != nil {
+		if err := errors.Join(x.session.Close(), x.closeArea(), m.n.disks.removeSession(state)); err != nil {
 			m.log.Warn("mount left something behind", "directory", dir, "error", err)
 		}
 	})

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/shardwell/shardwell/cache"
+	"github.com/shardwell/shardwell/cache/disk"
 	"github.com/shardwell/shardwell/fuse"
 	"github.com/shardwell/shardwell/internal/control"
 	"github.com/shardwell/shardwell/objstore"
@@ -44,6 +45,9 @@ func (n *Node) status(ctx context.Context) (_ control.Status, err error) {
 	for _, d := range n.disks.dirs {
 		used, budget := d.Usage()
 		st.Disks = append(st.Disks, control.Disk{Path: d.Path(), State: d.State().String(), UsedBytes: used, BudgetBytes: budget})
+	}
+	for _, path := range n.disks.faulty {
+		st.Disks = append(st.Disks, control.Disk{Path: path, State: disk.Down.String()})
 	}
 	for _, u := range n.uses.now().Uses() {
 		if u.PinnedUntil > time.Now().UnixNano() {

@@ -2,7 +2,6 @@ package broadcast
 
 import (
 	"container/list"
-	"slices"
 	"time"
 
 	"github.com/shardwell/shardwell/internal/chunk"
@@ -62,10 +61,13 @@ func (p *Plan) fills(k *cast, member, zone, rack string, now time.Time) {
 		if len(k.members) >= p.cfg.MaxMembers {
 			return
 		}
-		f = &filler{place: placeOf(member)}
-		k.add(member, f)
+		f = &filler{id: member, place: placeOf(member), zone: zone, rack: rack}
+		k.add(f)
 	}
-	f.zone, f.rack, f.last = zone, rack, now
+	f.last = now
+	if f.zone != zone || f.rack != rack {
+		k.move(f, zone, rack)
+	}
 }
 
 // Done says that this node's send to a member has ended well.
@@ -79,6 +81,7 @@ func (p *Plan) Done(now time.Time, c Chunk, member string) {
 		s.direct--
 		if h.direct == 0 && h.source == nil {
 			h.done = true
+			p.sort(s, h)
 		}
 	}
 }
@@ -97,6 +100,7 @@ func (p *Plan) Failed(now time.Time, c Chunk, member string) {
 	s.direct--
 	if h.direct == 0 && h.source == nil {
 		h.span = chunk.Span{} // what it got of it is not known
+		p.sort(s, h)
 	}
 }
 
@@ -104,7 +108,7 @@ func (p *Plan) Failed(now time.Time, c Chunk, member string) {
 func (p *Plan) Leave(member string) {
 	for e := p.order.Front(); e != nil; e = e.Next() {
 		s := e.Value.(*state)
-		s.forget(member)
+		p.forget(s, member)
 	}
 	for _, k := range p.casts {
 		k.remove(member)
@@ -129,6 +133,7 @@ func (p *Plan) drop(e *list.Element) {
 	c := e.Value.(*state).chunk
 	p.order.Remove(e)
 	delete(p.chunks, c)
+	p.holders -= len(e.Value.(*state).members)
 	k := p.casts[c.Object]
 	k.chunks--
 	if k.chunks == 0 {
@@ -155,7 +160,7 @@ func (p *Plan) state(now time.Time, c Chunk) *state {
 	p.chunks[c] = p.order.PushBack(s)
 	k := p.casts[c.Object]
 	if k == nil {
-		k = &cast{members: make(map[string]*filler)}
+		k = &cast{members: make(map[string]*filler), zones: make(map[string][]*filler), racks: make(map[string][]*filler)}
 		p.casts[c.Object] = k
 	}
 	k.chunks++
@@ -171,25 +176,34 @@ func (p *Plan) chunk(c Chunk) *state {
 }
 
 // forget drops a member, and its place behind its source.
-func (s *state) forget(member string) {
+func (p *Plan) forget(s *state, member string) {
 	h := s.members[member]
 	if h == nil {
 		return
 	}
-	s.detach(h)
+	p.detach(s, h)
 	s.direct -= h.direct
 	h.gone = true
 	delete(s.members, member)
+	p.holders--
+	for _, g := range s.groupsOf(h) {
+		if g != nil {
+			g.passed = min(g.passed, h.place-p.place)
+		}
+	}
+	p.sort(s, h)
+	s.ages.remove(h)
 }
 
 // detach ends what a member counts for at its source.
-func (s *state) detach(h *holder) {
+func (p *Plan) detach(s *state, h *holder) {
 	switch {
 	case h.stranger, h.delegate:
 	case h.source == nil:
 		s.given--
 	default:
 		h.source.children--
+		p.sort(s, h.source)
 	}
 }
 
@@ -229,8 +243,13 @@ func (p *Plan) remember(s *state, id string, now time.Time) *holder {
 		if len(s.members) >= p.cfg.MaxMembers && !p.makeRoom(s) {
 			return nil
 		}
+		for p.holders >= p.cfg.MaxHolders && p.order.Front().Value != s {
+			p.drop(p.order.Front())
+		}
 		h = &holder{id: id, since: now, stranger: true, place: placeOf(id)}
 		s.members[id] = h
+		p.holders++
+		s.ages.push(h)
 	}
 	return h
 }
@@ -241,7 +260,7 @@ func (p *Plan) receiving(now time.Time, s *state, req Request, source *holder) {
 	if h == nil {
 		return // it is served, and named to nobody
 	}
-	s.detach(h)
+	p.detach(s, h)
 	h.zone, h.rack = req.Zone, req.Rack
 	h.span = union(h.span, req.Span)
 	h.since, h.source, h.done, h.stranger, h.expected, h.depth = now, source, false, false, false, 1
@@ -254,8 +273,11 @@ func (p *Plan) receiving(now time.Time, s *state, req Request, source *holder) {
 		s.given++
 	default:
 		source.children++
+		p.sort(s, source)
 		h.depth = 1 + p.depth(now, source)
 	}
+	s.ages.push(h)
+	p.sort(s, h)
 }
 
 // depth is how many hops what a member passes on is behind this node.
@@ -269,19 +291,14 @@ func (p *Plan) depth(now time.Time, h *holder) int {
 // makeRoom forgets the member that has been receiving for longest, other than
 // those this node sends to.
 func (p *Plan) makeRoom(s *state) bool {
-	var oldest *holder
-	for _, h := range s.members {
-		if h.direct > 0 {
-			continue
-		}
-		if oldest == nil || h.since.Before(oldest.since) || (h.since.Equal(oldest.since) && h.id < oldest.id) {
-			oldest = h
-		}
+	oldest := s.oldest
+	for oldest != nil && oldest.direct > 0 {
+		oldest = oldest.newer
 	}
 	if oldest == nil {
 		return false
 	}
-	s.forget(oldest.id)
+	p.forget(s, oldest.id)
 	return true
 }
 
@@ -292,74 +309,6 @@ func union(a, b chunk.Span) chunk.Span {
 	}
 	first, end := min(a.First, b.First), max(a.End(), b.End())
 	return chunk.Span{First: first, Count: end - first}
-}
-
-// candidate is somebody who may be the asker's source, and what speaks for it.
-type candidate struct {
-	h      *holder // nil: this node
-	room   bool    // below the limit of sends
-	inRack bool    // of the asker
-	inZone bool
-	cost   int // receivers, and what counts like one
-	depth  int
-	// distance is how far the asker stands behind it in the circle.
-	distance uint64
-}
-
-// choose returns the best member to name, or nil when that is this node, or nobody.
-func (p *Plan) choose(now time.Time, s *state, req Request) *holder {
-	at := placeOf(req.Member)
-	best := candidate{room: s.direct < p.cfg.MaxSends, cost: s.given, distance: at - p.place,
-		inRack: req.Rack != "" && p.cfg.Rack == req.Rack, inZone: req.Zone != "" && p.cfg.Zone == req.Zone}
-	for _, h := range s.members {
-		if !p.mayServe(now, s, h, req) {
-			continue
-		}
-		depth := p.depth(now, h)
-		c := candidate{h: h, room: h.children < p.cfg.MaxSends, cost: h.children + depth/p.cfg.MaxChain, depth: depth, distance: at - h.place,
-			inRack: req.Rack != "" && h.rack == req.Rack, inZone: req.Zone != "" && h.zone == req.Zone}
-		if p.isBlamed(h.id, now) || req.Fill && p.lags(p.casts[req.Chunk.Object], h.id) {
-			c.cost++
-		}
-		if (c.before(best) || req.Delegate && best.h == nil) && p.isFed(now, s, h, req) {
-			best = c
-		}
-	}
-	if !req.Fill || req.Delegate {
-		return best.h // nobody is to wait for whom nobody has told to come
-	}
-	id := ""
-	k := p.casts[req.Chunk.Object]
-	for other, f := range k.members {
-		if s.members[other] != nil || other == req.Member || now.Sub(f.last) >= p.cfg.FillFor || p.lags(k, other) || p.isBlamed(other, now) || slices.Contains(req.Failed, other) {
-			continue
-		}
-		c := candidate{h: &expected, room: true, distance: at - f.place, cost: k.rank(p.place, f.place) / p.cfg.MaxChain,
-			inRack: req.Rack != "" && f.rack == req.Rack, inZone: req.Zone != "" && f.zone == req.Zone}
-		if c.before(best) {
-			best, id = c, other
-		}
-	}
-	if id == "" {
-		return best.h
-	}
-	return p.expect(now, s, req, id)
-}
-
-// expected stands for a member that has not asked for the chunk yet.
-var expected holder
-
-// expect makes a member that will ask for the chunk one that others can be sent to:
-// it asks at once then.
-func (p *Plan) expect(now time.Time, s *state, req Request, id string) *holder {
-	h := p.remember(s, id, now)
-	if h == nil {
-		return nil
-	}
-	f := p.casts[req.Chunk.Object].members[id]
-	h.expected, h.span, h.zone, h.rack = true, req.Span, f.zone, f.rack
-	h.depth = 1 + p.casts[req.Chunk.Object].rank(p.place, f.place)
-	return h
 }
 
 // Elsewhere returns a member that has a span of a chunk, or is receiving it from somebody
@@ -376,61 +325,15 @@ func (p *Plan) Elsewhere(now time.Time, c Chunk, span chunk.Span, failed []strin
 	return h.id
 }
 
-// before orders candidates: who has room, same rack, same zone, fewest receivers,
-// nearest before the asker in the circle, and the id at last, so that equal states give equal
-// decisions. The circle has each node receive from the same one whoever owns a chunk: an
-// uplink that feeds one downlink fills it, several that meet at random do not.
-func (a candidate) before(b candidate) bool {
-	switch {
-	case a.room != b.room:
-		return a.room
-	case !a.room && (a.h == nil) != (b.h == nil):
-		return a.h != nil // all are full: rather another
-	case a.inRack != b.inRack:
-		return a.inRack
-	case a.inZone != b.inZone:
-		return a.inZone
-	case a.cost != b.cost:
-		return a.cost < b.cost
-	case a.distance != b.distance:
-		return a.distance < b.distance
-	case a.h == nil || b.h == nil:
-		return a.h == nil
+// expect makes a member that will ask for the chunk one that others can be sent to:
+// it asks at once then.
+func (p *Plan) expect(now time.Time, s *state, req Request, f *filler) *holder {
+	h := p.remember(s, f.id, now)
+	if h == nil {
+		return nil
 	}
-	return a.h.id < b.h.id
-}
-
-// mayServe reports whether h can be the asker's source at all.
-func (p *Plan) mayServe(now time.Time, s *state, h *holder, req Request) bool {
-	if h.id == req.Member || slices.Contains(req.Failed, h.id) {
-		return false
-	}
-	if !h.failed.IsZero() && now.Sub(h.failed) < p.cfg.FailedFor {
-		return false
-	}
-	if h.expected && now.Sub(h.since) >= p.cfg.FillFor {
-		return false // it did not come
-	}
-	if req.Span.First < h.span.First || req.Span.End() > h.span.End() {
-		return false
-	}
-	return true
-}
-
-// isFed follows the sources of h up to this node, or to one that is done, and reports whether it
-// gets there without the asker.
-func (p *Plan) isFed(now time.Time, s *state, h *holder, req Request) bool {
-	for range len(s.members) + 1 {
-		switch {
-		case h.done || now.Sub(h.since) >= p.cfg.Settle:
-			return true
-		case h.source == nil:
-			return h.delegate || !req.Delegate // else it waits for this node
-		}
-		h = h.source
-		if h.id == req.Member || h.gone || h.stranger && !h.expected {
-			return false // forgotten: and who it waits for with it
-		}
-	}
-	return false
+	h.expected, h.span, h.zone, h.rack = true, req.Span, f.zone, f.rack
+	h.depth = 1 + p.casts[req.Chunk.Object].rank(p.place, f.place)
+	p.sort(s, h)
+	return h
 }

@@ -19,6 +19,7 @@ package broadcast
 import (
 	"container/list"
 	"slices"
+	"sort"
 	"time"
 
 	"github.com/shardwell/shardwell/internal/chunk"
@@ -53,9 +54,10 @@ type Config struct {
 	// that asked for most, until it is named after others, default 4. One whose link is slow gets there
 	// soon, and those who are to receive from it wait for it.
 	MaxLag int
-	// MaxChunks and MaxMembers bound the chunks remembered and the members of each,
-	// default 4096 and 1024. Those asked for longest ago are forgotten first.
-	MaxChunks, MaxMembers int
+	// MaxChunks, MaxMembers and MaxHolders bound the chunks remembered, the members of each and of all
+	// together, default 4096, 16384 and 262144, which take some 100 MiB. Chunks asked for longest ago,
+	// and of a chunk who has been receiving for longest, are forgotten first.
+	MaxChunks, MaxMembers, MaxHolders int
 }
 
 func (c *Config) setDefaults() {
@@ -71,7 +73,8 @@ func (c *Config) setDefaults() {
 	for _, n := range [...]struct {
 		to  *int
 		def int
-	}{{&c.MaxSends, 3}, {&c.MaxChain, 12}, {&c.MaxLag, 4}, {&c.MaxChunks, 4096}, {&c.MaxMembers, 1024}} {
+	}{{&c.MaxSends, 3}, {&c.MaxChain, 12}, {&c.MaxLag, 4}, {&c.MaxChunks, 4096},
+		{&c.MaxMembers, 16384}, {&c.MaxHolders, 262144}} {
 		if *n.to <= 0 {
 			*n.to = n.def
 		}
@@ -122,12 +125,13 @@ type Decision struct {
 // Plan is who has, and who is receiving, each hot chunk of which this node is the
 // owner. It is not safe for concurrent use: its caller has one lock.
 type Plan struct {
-	cfg    Config
-	chunks map[Chunk]*list.Element // values are *state
-	order  list.List               // by time of the last request, oldest first
-	casts  map[chunk.ObjectID]*cast
-	place  uint64               // of this node in the circle
-	blamed map[string]time.Time // members that askers could not get a chunk from lately, whichever; at most MaxMembers
+	cfg     Config
+	chunks  map[Chunk]*list.Element // values are *state
+	order   list.List               // by time of the last request, oldest first
+	casts   map[chunk.ObjectID]*cast
+	place   uint64               // of this node in the circle
+	holders int                  // in all chunks together
+	blamed  map[string]time.Time // members that askers could not get a chunk from lately, whichever; at most MaxMembers
 }
 
 // state is what is known of one chunk.
@@ -137,6 +141,10 @@ type state struct {
 	members map[string]*holder
 	direct  int // sends from this node that are under way
 	given   int // members that receive, or had it, from this node
+	// The members, as choose looks for them.
+	ages
+	all          group
+	zones, racks map[string]*group // by name
 }
 
 // cast is who fills an object now: at most MaxMembers. It lives as long as a chunk of the object is hot.
@@ -145,17 +153,31 @@ type cast struct {
 	begun   time.Time
 	most    int // of filler.asked
 	members map[string]*filler
-	places  []uint64 // of the members, sorted
+	circle  []*filler // by place
+	// The same by zone and by rack, where these have names.
+	zones, racks map[string][]*filler
+}
+
+// filler is a member that fills an object.
+type filler struct {
+	id, zone, rack string
+	last           time.Time // it asked for a chunk of the object
+	asked          int       // chunks
+	place          uint64
 }
 
 // rank is how many of those who fill the object stand between a place in the circle and one behind it.
 func (k *cast) rank(from, to uint64) int {
-	i, _ := slices.BinarySearch(k.places, from)
-	j, _ := slices.BinarySearch(k.places, to)
+	i, j := seat(k.circle, from), seat(k.circle, to)
 	if from <= to {
 		return j - i
 	}
-	return len(k.places) - i + j
+	return len(k.circle) - i + j
+}
+
+// seat returns the first of those in the circle that is at a place or behind it.
+func seat(circle []*filler, place uint64) int {
+	return sort.Search(len(circle), func(i int) bool { return circle[i].place >= place })
 }
 
 // lags reports whether a member that fills the object is far behind others.
@@ -164,10 +186,15 @@ func (p *Plan) lags(k *cast, member string) bool {
 	return f != nil && k.most-f.asked >= p.cfg.MaxLag
 }
 
-func (k *cast) add(member string, f *filler) {
-	k.members[member] = f
-	i, _ := slices.BinarySearch(k.places, f.place)
-	k.places = slices.Insert(k.places, i, f.place)
+func (k *cast) add(f *filler) {
+	k.members[f.id] = f
+	k.circle = slices.Insert(k.circle, seat(k.circle, f.place), f)
+	if f.zone != "" {
+		k.zones[f.zone] = slices.Insert(k.zones[f.zone], seat(k.zones[f.zone], f.place), f)
+	}
+	if f.rack != "" {
+		k.racks[f.rack] = slices.Insert(k.racks[f.rack], seat(k.racks[f.rack], f.place), f)
+	}
 }
 
 func (k *cast) remove(member string) {
@@ -176,16 +203,30 @@ func (k *cast) remove(member string) {
 		return
 	}
 	delete(k.members, member)
-	if i, ok := slices.BinarySearch(k.places, f.place); ok {
-		k.places = slices.Delete(k.places, i, i+1)
+	k.circle = without(k.circle, f)
+	if k.zones[f.zone] = without(k.zones[f.zone], f); len(k.zones[f.zone]) == 0 {
+		delete(k.zones, f.zone)
+	}
+	if k.racks[f.rack] = without(k.racks[f.rack], f); len(k.racks[f.rack]) == 0 {
+		delete(k.racks, f.rack)
 	}
 }
 
-type filler struct {
-	zone, rack string
-	last       time.Time // it asked for a chunk of the object
-	asked      int       // chunks
-	place      uint64
+// move notes that a member is elsewhere than it was.
+func (k *cast) move(f *filler, zone, rack string) {
+	k.remove(f.id)
+	f.zone, f.rack = zone, rack
+	k.add(f)
+}
+
+// without takes one out of those at its place, if it is there.
+func without(circle []*filler, f *filler) []*filler {
+	for i := seat(circle, f.place); i < len(circle) && circle[i].place == f.place; i++ {
+		if circle[i] == f {
+			return slices.Delete(circle, i, i+1)
+		}
+	}
+	return circle
 }
 
 // holder is a member that has the chunk or is receiving it.
@@ -204,6 +245,13 @@ type holder struct {
 	failed         time.Time // an asker last could not get the chunk from it
 	children       int       // members that receive, or had it, from this one
 	depth          int       // members between this node and it, and it, when it began
+
+	older, newer *holder // in state.ages
+	settled      bool    // counts as having the chunk by its age
+	// Where it is in the state's groups.
+	sorted, full           bool
+	cost                   int
+	sortedZone, sortedRack string
 }
 
 // New returns an empty Plan.

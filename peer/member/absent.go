@@ -1,10 +1,11 @@
 package member
 
 import (
-	"encoding/binary"
 	"errors"
 	"net/netip"
 	"time"
+
+	"github.com/shardwell/shardwell/internal/chunk/varint"
 )
 
 // Absent members travel in the exchange of states between two members, since
@@ -45,45 +46,38 @@ func (v *view) absent(now time.Time) []byte {
 }
 
 func appendAbsent(b []byte, a absentMember) []byte {
-	b = binary.AppendUvarint(b, uint64(a.left.Milliseconds()))
+	b = varint.Append(b, uint64(a.left.Milliseconds()))
 	for _, part := range [][]byte{[]byte(a.name), []byte(a.addr.String()), a.rec.AppendBinary(nil)} {
-		b = binary.AppendUvarint(b, uint64(len(part)))
-		b = append(b, part...)
+		b = varint.AppendText(b, part)
 	}
 	return b
 }
+
+// maxLeftMs bounds the time that a place is kept for an absent member: a year.
+const maxLeftMs = uint64(365 * 24 * time.Hour / time.Millisecond)
 
 // parseAbsent is the inverse of absent.
 func parseAbsent(b []byte) ([]absentMember, error) {
 	if len(b) < 1 || b[0] != absentLayout || len(b) > maxAbsentBytes {
 		return nil, errAbsent
 	}
-	b = b[1:]
+	d := varint.NewDecoder(b[1:])
 	var list []absentMember
-	for len(b) > 0 {
-		ms, w := binary.Uvarint(b)
-		if w <= 0 || ms > uint64(365*24*time.Hour/time.Millisecond) || len(list) == maxAbsent {
+	for d.Left() > 0 {
+		ms := d.AtMost(maxLeftMs)
+		name, at, record := d.Text(nameMaxBytes), d.Text(64), d.Text(MaxRecordBytes)
+		if d.Bad() || len(list) == maxAbsent {
 			return nil, errAbsent
 		}
-		b = b[w:]
-		var parts [3][]byte
-		for i, limit := range [...]uint64{nameMaxBytes, 64, MaxRecordBytes} {
-			n, w := binary.Uvarint(b)
-			if w <= 0 || n > limit || n > uint64(len(b)-w) {
-				return nil, errAbsent
-			}
-			parts[i] = b[w : w+int(n)]
-			b = b[w+int(n):]
-		}
-		addr, err := netip.ParseAddrPort(string(parts[1]))
+		addr, err := netip.ParseAddrPort(string(at))
 		if err != nil {
 			return nil, errAbsent
 		}
-		rec, err := ParseRecord(parts[2])
+		rec, err := ParseRecord(record)
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, absentMember{process{name: string(parts[0]), addr: addr, rec: rec}, time.Duration(ms) * time.Millisecond})
+		list = append(list, absentMember{process{name: string(name), addr: addr, rec: rec}, time.Duration(ms) * time.Millisecond})
 	}
 	return list, nil
 }
