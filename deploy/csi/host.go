@@ -23,7 +23,7 @@ type host interface {
 	// table lists what is mounted, in the order of mounting.
 	table() ([]fuse.MountEntry, error)
 	// attach shows a mounted directory read-only at target, which it makes if it is
-	// not there. It leaves nothing behind when it fails.
+	// not there, and over what is mounted there. It leaves nothing behind when it fails.
 	attach(source, target string) error
 	// detach takes all mounts of ours away from target, in use or not, and removes
 	// the empty directory. That there is none is no error.
@@ -38,7 +38,7 @@ type host interface {
 const (
 	syscallPatience = 5 * time.Second // for one that has nothing to wait for
 	maxLeftBehind   = 32              // of those that did not return in time
-	maxLayers       = 16              // of mounts over each other on one target
+	maxLayers       = 16              // of mounts over each other on one target, each of which every Pod with it has, too
 )
 
 // kernel is the real host. Paths below root are walked without following links.
@@ -99,27 +99,22 @@ func (k *kernel) parent(target string) (fd int, base string, err error) {
 }
 
 // attach implements host. The copy of the mount is made read-only before it is shown.
-func (k *kernel) attach(source, target string) (err error) {
+func (k *kernel) attach(source, target string) (failed error) {
 	parent, base, err := k.parent(target)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(parent)
-	made := unix.Mkdirat(parent, base, 0o750)
-	if made != nil && !errors.Is(made, unix.EEXIST) {
-		return fmt.Errorf("target_path %s: %w", target, made)
-	}
-	defer func() {
-		if err != nil && made == nil {
-			_ = unix.Unlinkat(parent, base, unix.AT_REMOVEDIR)
+	if _, covers := fuse.FindMount(target); !covers { // nobody may answer for what is mounted there
+		made, err := makeDir(parent, base, target)
+		if err != nil {
+			return err
 		}
-	}()
-	var st unix.Stat_t
-	if err := unix.Fstatat(parent, base, &st, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT); err != nil {
-		return fmt.Errorf("target_path %s: %w", target, err)
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
-		return refused(codes.InvalidArgument, "target_path %s: is no directory", target)
+		defer func() {
+			if failed != nil && made {
+				_ = unix.Unlinkat(parent, base, unix.AT_REMOVEDIR)
+			}
+		}()
 	}
 	tree, err := unix.OpenTree(unix.AT_FDCWD, source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
 	if err != nil {
@@ -136,6 +131,23 @@ func (k *kernel) attach(source, target string) (err error) {
 	return nil
 }
 
+// makeDir makes a directory and reports whether it was not there before. Something else in its place is an error.
+func makeDir(parent int, base, target string) (made bool, err error) {
+	err = unix.Mkdirat(parent, base, 0o750)
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return false, fmt.Errorf("target_path %s: %w", target, err)
+	}
+	made = err == nil
+	var st unix.Stat_t
+	if err := unix.Fstatat(parent, base, &st, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT); err != nil {
+		return made, fmt.Errorf("target_path %s: %w", target, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return made, refused(codes.InvalidArgument, "target_path %s: is no directory", target)
+	}
+	return made, nil
+}
+
 // detach implements host.
 func (k *kernel) detach(target string) error {
 	parent, base, err := k.parent(target)
@@ -146,7 +158,7 @@ func (k *kernel) detach(target string) error {
 		return err
 	}
 	defer unix.Close(parent)
-	for range maxLayers {
+	for range 2 * maxLayers {
 		top, ok := fuse.FindMount(target)
 		if !ok {
 			break

@@ -249,7 +249,8 @@ func (v *volumes) served(s *shared) bool {
 	return ok && v.host.alive(s.dir)
 }
 
-// copyTo makes target show a mount. What shows it already stays as it is; what shows one that died is replaced.
+// copyTo makes target show a mount. What shows it already stays as it is. What shows one that died is covered: a mount over
+// a mount comes to the Pods that have the one below (mountPropagation: HostToContainer), a mount in its place does not.
 func (v *volumes) copyTo(s *shared, target string) error {
 	all, err := v.host.table()
 	if err != nil {
@@ -265,13 +266,25 @@ func (v *volumes) copyTo(s *shared, target string) error {
 		return nil
 	case mounted && !at.Ours():
 		return refused(codes.FailedPrecondition, "target_path %s: a file system of type %s (%s) is mounted there", target, at.Type, at.Source)
-	case mounted:
-		v.log.Info("csi: volume is shown anew: its mount has ended", "target", target, "uri", s.URI)
+	case mounted && layers(all, target) >= maxLayers:
+		v.log.Warn("csi: volume is shown anew, and its Pod has to be restarted to see it: its mount has ended often", "target", target, "uri", s.URI)
 		if err := v.host.detach(target); err != nil {
 			return err
 		}
+	case mounted:
+		v.log.Info("csi: volume is shown anew: its mount has ended", "target", target, "uri", s.URI)
 	}
 	return v.host.attach(s.dir, target)
+}
+
+// layers counts what is mounted on a directory, one over the other.
+func layers(all []fuse.MountEntry, dir string) (n int) {
+	for _, e := range all {
+		if e.Dir == dir {
+			n++
+		}
+	}
+	return n
 }
 
 // topmost finds what is mounted on a directory.

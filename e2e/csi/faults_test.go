@@ -183,6 +183,48 @@ func TestDaemonKilled(t *testing.T) {
 	gone(t, d, "asks", "waits")
 }
 
+// follower shows a volume in a directory of its own that follows what is mounted over the volume, as that of a container with
+// mountPropagation: HostToContainer does.
+func follower(t *testing.T, volume string) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	must(t, syscall.Mount(volume, dir, "", syscall.MS_BIND, ""))
+	t.Cleanup(func() {
+		for syscall.Unmount(dir, syscall.MNT_DETACH) == nil { // each layer
+		}
+	})
+	must(t, syscall.Mount("", dir, "", syscall.MS_SLAVE, ""))
+	return dir
+}
+
+// A container that follows mounts sees its volume again when a daemon without a keeper has come back, also
+// one that was started in between.
+func TestContainersSeeVolumesAgain(t *testing.T) {
+	c := start(t, cluster.Options{Nodes: 1})
+	put(t, c, "a.txt", "hello")
+	kubelet := filepath.Join(c.Cage.Dir, c.Nodes[0].Name, "kubelet")
+	must(t, os.MkdirAll(kubelet, 0o750))
+	must(t, syscall.Mount(kubelet, kubelet, "", syscall.MS_BIND, ""))
+	t.Cleanup(func() { must(t, syscall.Unmount(kubelet, syscall.MNT_DETACH)) })
+	must(t, syscall.Mount("", kubelet, "", syscall.MS_SHARED, "")) // as the kubelet's is
+	d := drive(t, c)
+	volume, err := d.Publish(t.Context(), "pod", attributes)
+	must(t, err)
+	var containers []string
+	for range 3 {
+		containers = append(containers, follower(t, volume))
+		must(t, c.Nodes[0].Kill())
+		must(t, c.Nodes[0].Start())
+		for i, dir := range containers {
+			eventually(t, wait, fmt.Sprintf("container %d of %d sees the volume again", i+1, len(containers)), func() bool {
+				text, err := os.ReadFile(filepath.Join(dir, "a.txt"))
+				return err == nil && string(text) == "hello"
+			})
+		}
+	}
+	gone(t, d, "pod")
+}
+
 // A driver that is killed and started again takes over what is published, and takes away what is not.
 func TestDriverKilled(t *testing.T) {
 	c := start(t, cluster.Options{Nodes: 1})
