@@ -148,17 +148,22 @@ func build(o options) (v1.Image, error) {
 		Entrypoint: []string{o.entrypoint},
 		Env:        []string{"PATH=/usr/bin:/bin"},
 		User:       fmt.Sprintf("%d:%d", User, User),
-		Labels: map[string]string{
-			"org.opencontainers.image.title":    strings.TrimSuffix(path.Base(o.name), ":"+tagOf(o.name)),
-			"org.opencontainers.image.version":  o.version,
-			"org.opencontainers.image.licenses": "Apache-2.0",
-		},
+		Labels:     labels(o),
 	}
 	img, err = mutate.ConfigFile(img, config)
 	if err != nil {
 		return nil, err
 	}
 	return mutate.MediaType(mutate.ConfigMediaType(img, types.OCIConfigJSON), types.OCIManifestSchema1), nil
+}
+
+// labels says what the image is.
+func labels(o options) map[string]string {
+	return map[string]string{
+		"org.opencontainers.image.title":    strings.TrimSuffix(path.Base(o.name), ":"+tagOf(o.name)),
+		"org.opencontainers.image.version":  o.version,
+		"org.opencontainers.image.licenses": "Apache-2.0",
+	}
 }
 
 func tagOf(name string) string {
