@@ -29,7 +29,7 @@ image: {tag: v1, digest: "sha256:0123456789abcdef0123456789abcdef0123456789abcde
 imagePullSecrets: [{name: pull}]
 cache: [{path: /nvme0/shardwell, size: 2Ti}, {path: /nvme1/shardwell}]
 origin: {endpoint: "https://s3.example.com", region: eu-1, credentialsSecret: keys, caConfigMap: ca, dirs: [/lustre/data]}
-config: {maxOriginRate: 2Gi, consistency: ttl=30s, weight: 2, noOwner: false}
+config: {maxOriginRate: 10000000000, maxUpload: 1.5Gi, consistency: ttl=30s, weight: 2, noOwner: false, fileMode: '0440', uid: 1000}
 topology: {rackLabel: example.com/rack}
 csi: {config: {allowEndpoint: ["https://a.example.com", "https://b.example.com"], maxVolumes: 200}}
 serviceAccount: {name: other, annotations: {eks.amazonaws.com/role-arn: "arn:aws:iam::1:role/x"}}
@@ -42,7 +42,8 @@ extraEnv: [{name: HTTPS_PROXY, value: "http://proxy:3128"}]
 serviceMonitor: {enabled: true, labels: {release: prometheus}}
 networkPolicy: {enabled: true}
 hostNetwork: false
-keeper: {mode: Sidecar, giveUp: 2m}
+keeper: {mode: Sidecar, giveUp: 2m, tag: v8}
+listen: "::"
 `
 
 // least are values that turn off whatever can be.
@@ -150,6 +151,7 @@ func TestSchemaRefuses(t *testing.T) {
 		{`image: {pullPolicy: Sometimes}`, "pullPolicy"},
 		{`image: {digest: "sha256:1"}`, "digest"},
 		{`updateStrategy: {type: Recreate}`, "updateStrategy"},
+		{`updateStrategy: {rollingUpdate: {maxSurge: 1, maxUnavailable: 0}}`, "updateStrategy"},
 		{`terminationGracePeriodSeconds: 5`, "terminationGracePeriodSeconds"},
 		{`runDir: run`, "runDir"},
 		{`keeper: {mode: Always}`, "mode"},

@@ -19,6 +19,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
 {{- define "shardwell.nodeContainer" -}}
+{{- $listen := ternary "[::]" .Values.listen (eq .Values.listen "::") -}}
 - name: node
   image: {{ include "shardwell.image" . }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
@@ -33,9 +34,9 @@ seccompProfile: {type: RuntimeDefault}
     {{- range .Values.cache }}
     - --cache-dir={{ .path }}{{ with get . "size" }}={{ . }}{{ end }}
     {{- end }}
-    - --bind=0.0.0.0:{{ .Values.ports.gossip }}
-    - --peer-bind=0.0.0.0:{{ .Values.ports.peer }}
-    - --metrics-bind=0.0.0.0:{{ .Values.ports.metrics }}
+    - --bind={{ $listen }}:{{ .Values.ports.gossip }}
+    - --peer-bind={{ $listen }}:{{ .Values.ports.peer }}
+    - --metrics-bind={{ $listen }}:{{ .Values.ports.metrics }}
     - --advertise=$(POD_IP)
     - --join={{ include "shardwell.seeds" . }}.{{ .Release.Namespace }}.svc
     - --secret-file=/etc/shardwell/keyring/secret
@@ -159,7 +160,7 @@ seccompProfile: {type: RuntimeDefault}
 
 {{- define "shardwell.keeperContainer" -}}
 - name: keeper
-  image: {{ include "shardwell.image" . }}
+  image: {{ include "shardwell.keeperImage" . }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
   command: [/usr/bin/shardwell-keeper]
   args:

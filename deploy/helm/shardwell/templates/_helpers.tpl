@@ -33,6 +33,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end }}
 
+{{- define "shardwell.keeperImage" -}}
+{{- if .Values.keeper.tag -}}
+{{ .Values.image.repository }}:{{ .Values.keeper.tag }}
+{{- else -}}
+{{ include "shardwell.image" . }}
+{{- end }}
+{{- end }}
+
 {{- define "shardwell.serviceAccount" -}}
 {{ default (include "shardwell.fullname" .) .Values.serviceAccount.name }}
 {{- end }}
