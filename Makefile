@@ -33,10 +33,11 @@ bin/shardwell-keeper:
 # All binaries of the product as an OCI image archive, without Docker: `ctr images import`, `podman load`. The
 # tool has its own module, as its libraries are none of the product's.
 IMAGE := ghcr.io/shardwell/shardwell
+ARCHIVE := $(CURDIR)/bin/shardwell-image.tar
 image:
 	mkdir -p bin/image
 	$(BUILD) -o bin/image/ ./cmd/...
-	cd e2e/kubernetes && go run ./image -o $(CURDIR)/bin/shardwell-image.tar -name $(IMAGE):$(VERSION) -version $(VERSION) \
+	cd e2e/kubernetes && go run ./image -o $(ARCHIVE) -name $(IMAGE):$(VERSION) -version $(VERSION) \
 		-arch $$(go env GOARCH) -entrypoint /usr/bin/shardwell $$(cd $(CURDIR)/bin/image && ls | sed 's|.*|$(CURDIR)/bin/image/&=/usr/bin/&|')
 
 # A cluster on this machine: fails when a byte differs or the origin is read twice.
@@ -60,11 +61,14 @@ e2e: bin/shardwell bin/shardwell-keeper
 	cd e2e/kubernetes && SHARDWELL_BIN=$(CURDIR)/bin/shardwell go test -count=1 -timeout 15m ./image ./chart
 
 # The product in a real Kubernetes of one node, installed by Helm. The first call compiles Kubernetes (ten minutes on
-# two idle cores) into a folder that git ignores and `make clean` leaves.
+# two idle cores) into a folder that git ignores and `make clean` leaves. Upgrades are to a build that differs in
+# its version. PODS_FLAGS="-run Keeper" runs a part.
 e2e-kubernetes: image
+	$(MAKE) image VERSION=$(VERSION)-next ARCHIVE=$(CURDIR)/bin/shardwell-image-next.tar
 	./e2e/setup
 	./e2e/kubernetes/build.sh
-	cd e2e/kubernetes && SHARDWELL_IMAGE=$(CURDIR)/bin/shardwell-image.tar go test -v -count=1 -timeout 60m ./pods
+	cd e2e/kubernetes && SHARDWELL_IMAGE=$(CURDIR)/bin/shardwell-image.tar SHARDWELL_IMAGE_NEXT=$(CURDIR)/bin/shardwell-image-next.tar \
+		go test -v -count=1 -timeout 90m $(PODS_FLAGS) ./pods
 
 # deploy/manifests is made from the chart, for people without Helm; a test compares them.
 manifests:

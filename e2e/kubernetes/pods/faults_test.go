@@ -44,10 +44,16 @@ type reader struct{ started }
 // keepReading starts such a Pod, and returns when it has read everything once.
 func keepReading(t *testing.T, name, prefix string, f files, attributes ...string) reader {
 	t.Helper()
-	p := pod{
-		name: name, volume: inline(prefix, attributes...), mount: "mountPath: /data, readOnly: true, mountPropagation: HostToContainer",
-		mounts: "{name: tmp, mountPath: /tmp}", volumes: "{name: tmp, emptyDir: {}}",
-		script: "until [ -e /tmp/end ]; do\n" + f.check("/data") + "cd /; sleep 0.2; done",
+	return keepReadingAs(t, pod{name: name, volume: inline(prefix, attributes...)}, f)
+}
+
+// keepReadingAs is keepReading for any volume and identity of a Pod.
+func keepReadingAs(t *testing.T, p pod, f files) reader {
+	t.Helper()
+	p.mount = "mountPath: /data, readOnly: true, mountPropagation: HostToContainer"
+	p.mounts, p.volumes = "{name: tmp, mountPath: /tmp}", "{name: tmp, emptyDir: {}}"
+	if p.script == "" {
+		p.script = "until [ -e /tmp/end ]; do\n" + f.check("/data") + "cd /; sleep 0.2; done"
 	}
 	r := reader{begin(t, p)}
 	waitReady(t, p)
@@ -58,7 +64,7 @@ func keepReading(t *testing.T, name, prefix string, f files, attributes ...strin
 // rounds returns how often the Pod has read everything.
 func (r reader) rounds(t *testing.T) int {
 	t.Helper()
-	out, _ := w.node.Run(t.Context(), nil, "kubectl", "-n", r.namespace(), "logs", r.name)
+	out, _ := run("", "kubectl", "-n", r.namespace(), "logs", r.name)
 	return strings.Count(out, "all right")
 }
 
@@ -183,7 +189,7 @@ func restart(t *testing.T, meanwhile func(), components ...string) {
 		}
 	}
 	eventually(t, "the node is ready", func() bool {
-		out, err := w.node.Run(t.Context(), nil, "kubectl", "get", "node", kube.NodeName, "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].status}`)
+		out, err := run("", "kubectl", "get", "node", kube.NodeName, "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].status}`)
 		return err == nil && out == "True"
 	})
 }
@@ -193,7 +199,7 @@ func restart(t *testing.T, meanwhile func(), components ...string) {
 func (r reader) readWithout(t *testing.T, component string) {
 	t.Helper()
 	count := func() int {
-		out, err := w.node.Run(t.Context(), nil, "bash", "-c", fmt.Sprintf("cat /var/log/pods/%s_%s_*/c/*.log", r.namespace(), r.name))
+		out, err := run("", "bash", "-c", fmt.Sprintf("cat /var/log/pods/%s_%s_*/c/*.log", r.namespace(), r.name))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -27,8 +27,16 @@ import (
 	"github.com/shardwell/shardwell/e2e/origin"
 )
 
-// bucket holds the data of all tests, each under a prefix of its own.
-const bucket = "data"
+// bucket holds the data of all tests, each under a prefix of its own; private what only some accounts may read.
+const (
+	bucket  = "data"
+	private = "private"
+)
+
+// accounts are those of the origin that own nothing, with their keys.
+var accounts = map[string]string{
+	"first": "key-of-first-0123456789", "second": "key-of-second-0123456789", "trainer": "key-of-trainer-0123456789",
+}
 
 // Namespaces: of the product, and of Pods under the restricted profile of Pod Security.
 const (
@@ -52,7 +60,7 @@ type world struct {
 var w world
 
 func TestMain(m *testing.M) {
-	code, err := run(m)
+	code, err := runAll(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
@@ -60,7 +68,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func run(m *testing.M) (code int, err error) {
+func runAll(m *testing.M) (code int, err error) {
 	if w.tools, err = cluster.Prepare(); err != nil {
 		return 1, err
 	}
@@ -97,11 +105,13 @@ func start(archive string) (err error) {
 		return err
 	}
 	w.cage.KeepDir = os.Getenv("E2E_KEEP") != ""
-	if w.origin, err = origin.Start(w.cage, origin.Options{Bin: w.tools.Versitygw}); err != nil {
+	if w.origin, err = origin.Start(w.cage, origin.Options{Bin: w.tools.Versitygw, Users: accounts}); err != nil {
 		return err
 	}
-	if err := w.origin.MakeBucket(context.Background(), bucket); err != nil {
-		return err
+	for _, name := range []string{bucket, private} {
+		if err := w.origin.MakeBucket(context.Background(), name); err != nil {
+			return err
+		}
 	}
 	if w.node, err = kube.New(w.cage, archive); err != nil {
 		return err
@@ -155,7 +165,9 @@ func values() string {
 image: {repository: %s, tag: %q, pullPolicy: Never}
 origin: {endpoint: %q, region: %s, credentialsSecret: origin}
 cache: [{path: /var/lib/shardwell/cache, size: 4Gi}]
-config: {minFree: 64Mi, originTimeout: 20s}
+# Who reads with credentials of its own is soon told that it may not any more.
+config: {minFree: 64Mi, originTimeout: 20s, authTtl: 3s}
+csi: {config: {stsEndpoint: "http://%s:%d"}}
 topology: {rackLabel: example.com/rack}
 resources: {requests: {cpu: 50m, memory: 128Mi}, limits: {memory: 1Gi}}
 # Images that no registry is there for; the driver registers itself.
@@ -163,7 +175,7 @@ registrar: {enabled: false}
 livenessProbe: {enabled: false}
 # There is no kube-proxy, through which the API server would have the address that Pods are told.
 extraEnv: [{name: KUBERNETES_SERVICE_HOST, value: %q}, {name: KUBERNETES_SERVICE_PORT, value: "6443"}]
-`, repository, tag, w.origin.Endpoint(), origin.Region, w.node.Host.IP)
+`, repository, tag, w.origin.Endpoint(), origin.Region, w.origin.Host.IP, stsPort, w.node.Host.IP)
 }
 
 // install installs the chart as its readers would.
@@ -201,18 +213,26 @@ stringData:
 			time.Sleep(200 * time.Millisecond)
 		}
 	}
-	return helm(ctx, "install")
+	return helm("install")
 }
 
-// helm installs or upgrades the release, and waits until it is ready.
-func helm(ctx context.Context, verb string, more ...string) error {
-	file := filepath.Join(w.cage.Dir, "values.yaml")
-	if err := os.WriteFile(file, []byte(values()), 0o600); err != nil {
-		return err
+// helm installs, upgrades or removes the release, and waits as docs/OPERATIONS.md says: an upgrade leaves the keeper's
+// Pods as they are, for which Helm 4's own way of waiting would wait in vain.
+func helm(verb string, more ...string) error {
+	args := []string{"helm", verb, "shardwell", "--namespace", system, "--timeout", "5m"}
+	if verb == "upgrade" {
+		args = append(args, "--wait=legacy")
+	} else {
+		args = append(args, "--wait")
 	}
-	args := append([]string{"helm", verb, "shardwell", filepath.Join(w.root, "deploy", "helm", "shardwell"),
-		"--namespace", system, "--values", file, "--wait", "--timeout", "5m"}, more...)
-	_, err := w.node.Run(ctx, nil, args...)
+	if verb != "uninstall" {
+		file := filepath.Join(w.cage.Dir, "values.yaml")
+		if err := os.WriteFile(file, []byte(values()), 0o600); err != nil {
+			return err
+		}
+		args = append(args, "--values", file, filepath.Join(w.root, "deploy", "helm", "shardwell"))
+	}
+	_, err := run("", append(args, more...)...)
 	return err
 }
 

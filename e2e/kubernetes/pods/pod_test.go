@@ -18,10 +18,20 @@ import (
 // patience bounds every wait for something that is to happen.
 const patience = 3 * time.Minute
 
+// commandTime bounds one command. Commands do not end with the context of the test, as clean-up runs some, too.
+const commandTime = 10 * time.Minute
+
+// run runs a command in the node.
+func run(in string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), commandTime)
+	defer cancel()
+	return w.node.Run(ctx, strings.NewReader(in), args...)
+}
+
 // kubectl runs kubectl, which must succeed.
 func kubectl(t *testing.T, args ...string) string {
 	t.Helper()
-	out, err := w.node.Run(t.Context(), nil, append([]string{"kubectl"}, args...)...)
+	out, err := run("", append([]string{"kubectl"}, args...)...)
 	if err != nil {
 		fail(t, "%v", err)
 	}
@@ -31,7 +41,7 @@ func kubectl(t *testing.T, args ...string) string {
 // apply makes objects, and has them deleted when the test is over.
 func apply(t *testing.T, objects string) {
 	t.Helper()
-	if _, err := w.node.Run(t.Context(), strings.NewReader(objects), "kubectl", "apply", "-f", "-"); err != nil {
+	if _, err := run(objects, "kubectl", "apply", "-f", "-"); err != nil {
 		fail(t, "%v", err)
 	}
 	t.Cleanup(func() { remove(t, objects) })
@@ -39,9 +49,7 @@ func apply(t *testing.T, objects string) {
 
 func remove(t *testing.T, objects string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	_, err := w.node.Run(ctx, strings.NewReader(objects), "kubectl", "delete", "--ignore-not-found", "--wait", "-f", "-")
+	_, err := run(objects, "kubectl", "delete", "--ignore-not-found", "--wait", "--timeout="+patience.String(), "-f", "-")
 	if err != nil {
 		t.Errorf("clean-up: %v", err)
 	}
@@ -74,6 +82,7 @@ type pod struct {
 	mounts   string // further ones
 	volumes  string
 	security string // of the Pod, "" for a user who is not root
+	account  string // service account, "" for default
 }
 
 func (p pod) namespace() string { return or(p.ns, users) }
@@ -99,6 +108,7 @@ metadata: {name: %s, namespace: %s}
 spec:
   restartPolicy: Never
   terminationGracePeriodSeconds: 1
+  serviceAccountName: %s
   securityContext: {%s}
   containers:
     - name: c
@@ -108,7 +118,7 @@ spec:
       securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}
       volumeMounts: [%s]
   volumes: [%s]
-`, p.name, p.namespace(), or(p.security, "runAsNonRoot: true, runAsUser: 1000, runAsGroup: 1000, seccompProfile: {type: RuntimeDefault}"),
+`, p.name, p.namespace(), or(p.account, "default"), or(p.security, "runAsNonRoot: true, runAsUser: 1000, runAsGroup: 1000, seccompProfile: {type: RuntimeDefault}"),
 		p.script, mounts, volumes)
 }
 
@@ -149,7 +159,7 @@ func waitEnd(t *testing.T, p pod) {
 			return
 		}
 		if now == "Failed" || time.Now().After(deadline) {
-			said, _ := w.node.Run(t.Context(), nil, "kubectl", "-n", p.namespace(), "logs", p.name, "--all-containers", "--prefix")
+			said, _ := run("", "kubectl", "-n", p.namespace(), "logs", p.name, "--all-containers", "--prefix")
 			fail(t, "pod %s is %s. It said:\n%s", p.name, now, said)
 		}
 	}
@@ -158,7 +168,7 @@ func waitEnd(t *testing.T, p pod) {
 // waitReady waits until a Pod is ready.
 func waitReady(t *testing.T, p pod) {
 	t.Helper()
-	_, err := w.node.Run(t.Context(), nil, "kubectl", "-n", p.namespace(), "wait", "--for=condition=Ready", "pod/"+p.name, "--timeout="+patience.String())
+	_, err := run("", "kubectl", "-n", p.namespace(), "wait", "--for=condition=Ready", "pod/"+p.name, "--timeout="+patience.String())
 	if err != nil {
 		fail(t, "%v", err)
 	}
@@ -169,6 +179,12 @@ type files map[string]string // name below the prefix → SHA-256
 
 // put writes objects of random bytes under a prefix.
 func put(t *testing.T, prefix string, n int, size int64) files {
+	t.Helper()
+	return putIn(t, bucket, prefix, n, size)
+}
+
+// putIn is put for any bucket.
+func putIn(t *testing.T, bucket, prefix string, n int, size int64) files {
 	t.Helper()
 	out := files{}
 	for i := range n {
@@ -204,7 +220,7 @@ func events(t *testing.T, name string) string {
 // mounts returns the mounts of the kubelet's tree in the node.
 func mounts(t *testing.T) string {
 	t.Helper()
-	out, err := w.node.Run(t.Context(), nil, "grep", " /var/lib/kubelet/", "/proc/1/mountinfo")
+	out, err := run("", "grep", " /var/lib/kubelet/", "/proc/1/mountinfo")
 	if err != nil && out != "" {
 		t.Fatal(err)
 	}

@@ -3,7 +3,6 @@ package pods_test
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -19,14 +18,8 @@ func TestInstalled(t *testing.T) {
 	eventually(t, "the start-up taint goes", func() bool {
 		return !strings.Contains(kubectl(t, "get", "node", "node-1", "-o", "jsonpath={.spec.taints}"), "shardwell.io/not-ready")
 	})
-	var status struct {
-		Members []struct{ Name, Zone, Rack, State string }
-	}
-	text := kubectl(t, "-n", system, "exec", "daemonset/shardwell", "-c", "node", "--", "shardwell", "status", "--json")
-	if err := json.Unmarshal([]byte(text), &status); err != nil {
-		t.Fatal(err)
-	}
-	if m := status.Members; len(m) != 1 || m[0].Name != "node-1" || m[0].Zone != "zone-a" || m[0].Rack != "rack-1" || m[0].State != "alive" {
+	s := waitStatus(t, "the keeper is there", func(s status) bool { return s.Keeper == "connected" })
+	if m := s.Members; len(m) != 1 || m[0].Name != "node-1" || m[0].Zone != "zone-a" || m[0].Rack != "rack-1" || m[0].State != "alive" {
 		t.Errorf("members are %+v", m)
 	}
 	if d := kubectl(t, "get", "csinode", "node-1", "-o", "jsonpath={.spec.drivers[*].name}"); d != "csi.shardwell.io" {
