@@ -18,7 +18,7 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 PROTOC_GEN_GO := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 PROTOC_GEN_GO_GRPC := google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
 
-.PHONY: image manifests e2e-kubernetes build demo test unit e2e check fmt vet staticcheck race vuln bench bench-read bench-cache bench-prefetch bench-broadcast bench-scale bench-pods bench-handover generate clean
+.PHONY: image manifests e2e-kubernetes e2e-kubeletclient build demo test unit e2e check fmt vet staticcheck race vuln bench bench-read bench-cache bench-prefetch bench-broadcast bench-scale bench-pods bench-handover generate clean
 
 build: bin/shardwell bin/shardwell-keeper
 
@@ -69,6 +69,12 @@ e2e-kubernetes: image
 	./e2e/kubernetes/build.sh
 	cd e2e/kubernetes && SHARDWELL_IMAGE=$(CURDIR)/bin/shardwell-image.tar SHARDWELL_IMAGE_NEXT=$(CURDIR)/bin/shardwell-image-next.tar \
 		go test -v -count=1 -timeout 90m $(PODS_FLAGS) ./pods
+
+# The driver beside the kubelet's own client of CSI, in one process. The first call compiles a part of Kubernetes: three
+# minutes on two idle cores.
+e2e-kubeletclient: bin/shardwell
+	./e2e/setup
+	cd e2e/kubeletclient && SHARDWELL_BIN=$(CURDIR)/bin/shardwell go test -count=1 -timeout 15m ./...
 
 # deploy/manifests is made from the chart, for people without Helm; a test compares them.
 manifests:
