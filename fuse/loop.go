@@ -333,10 +333,30 @@ func (s *Session) serveInit(req []byte) bool {
 	s.polling.Go(func() {
 		defer s.readyOnce.Do(func() { close(s.ready) })
 		if s.cfg.Mounter == nil {
-			s.declinePoll()
+			s.declinePollInTime()
 		}
 	})
 	return true
+}
+
+// declineWait bounds the wait for the kernel to hear that nothing can be polled. It takes a millisecond, but for descriptors
+// that are closed on the way: some file systems write a file back then, to a disk that may not answer.
+const declineWait = 3 * time.Second
+
+// declinePollInTime is declinePoll, which is left behind when it takes too long: the mount is more than what it is for.
+func (s *Session) declinePollInTime() {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.declinePoll()
+	}()
+	late := time.NewTimer(declineWait)
+	defer late.Stop()
+	select {
+	case <-done:
+	case <-late.C:
+		s.log.Warn("file system: poll is not declined in time")
+	}
 }
 
 // declinePoll makes the kernel ask once whether files can be polled, to hear that they
