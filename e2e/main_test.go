@@ -17,6 +17,7 @@ import (
 
 	"github.com/shardwell/shardwell/e2e/cluster"
 	"github.com/shardwell/shardwell/e2e/dataset"
+	"github.com/shardwell/shardwell/e2e/faulty"
 	"github.com/shardwell/shardwell/e2e/load"
 	"github.com/shardwell/shardwell/e2e/origin"
 )
@@ -29,6 +30,7 @@ var seed = uint64(20260101)
 
 func TestMain(m *testing.M) {
 	load.Main() // when this process is to be a reader
+	faulty.Main()
 	if s := os.Getenv("E2E_SEED"); s != "" {
 		if _, err := fmt.Sscan(s, &seed); err != nil {
 			fmt.Fprintln(os.Stderr, "E2E_SEED:", err)

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"github.com/shardwell/shardwell/e2e/cage"
 	"github.com/shardwell/shardwell/e2e/cluster"
 	"github.com/shardwell/shardwell/e2e/dataset"
 	"github.com/shardwell/shardwell/e2e/origin"
@@ -37,11 +38,14 @@ func (b *bench) openfiles() error {
 		opts := cluster.Options{Nodes: 1, Origin: origin.Options{Store: m}, CacheSize: "6Gi", Flags: []string{"--memory", "512Mi"}}
 		err := with(opts, func(c *cluster.Cluster) error {
 			n := c.Nodes[0]
-			oom, free, err := limitMemory(n.Proc.Pid(), 2*nodeMemory)
+			group, err := cage.NewMemoryGroup("bench", 2*nodeMemory)
 			if err != nil {
 				return err
 			}
-			defer free()
+			defer group.Close()
+			if err := group.Add(n.Proc.Pid()); err != nil {
+				return err
+			}
 			mnt, err := n.Mount("s3://" + bucket + "/o")
 			if err != nil {
 				return err
@@ -55,8 +59,8 @@ func (b *bench) openfiles() error {
 				return err
 			}
 			peaks = append(peaks, float64(peak)/(1<<20))
-			evidence = append(evidence, map[string]any{"rssPeak": peak, "bytesRead": read, "originBytes": c.Origin.Requests().Bytes(), "oomKills": oom()})
-			if oom() > 0 {
+			evidence = append(evidence, map[string]any{"rssPeak": peak, "bytesRead": read, "originBytes": c.Origin.Requests().Bytes(), "oomKills": group.Kills()})
+			if group.Kills() > 0 {
 				return fmt.Errorf("the node was killed for its memory")
 			}
 			return nil

@@ -2,11 +2,9 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 
+	"github.com/shardwell/shardwell/e2e/cage"
 	"github.com/shardwell/shardwell/e2e/cluster"
 	"github.com/shardwell/shardwell/e2e/dataset"
 	"github.com/shardwell/shardwell/e2e/origin"
@@ -49,11 +47,14 @@ func (b *bench) readersRound(note func(peak, sent, oom int64, mibps float64)) er
 	opts := cluster.Options{Nodes: 1, Origin: origin.Options{Store: m}, Flags: []string{"--memory", "512Mi"}}
 	return with(opts, func(c *cluster.Cluster) error {
 		n := c.Nodes[0]
-		oom, free, err := limitMemory(n.Proc.Pid(), 2*nodeMemory)
+		group, err := cage.NewMemoryGroup("bench", 2*nodeMemory)
 		if err != nil {
 			return err
 		}
-		defer free()
+		defer group.Close()
+		if err := group.Add(n.Proc.Pid()); err != nil {
+			return err
+		}
 		mnt, err := n.Mount("s3://" + bucket + "/c")
 		if err != nil {
 			return err
@@ -70,41 +71,7 @@ func (b *bench) readersRound(note func(peak, sent, oom int64, mibps float64)) er
 		if err != nil {
 			return err
 		}
-		note(peak, c.Origin.Requests().Bytes(), oom(), rate(readersAtOnce*readerBytes, d))
+		note(peak, c.Origin.Requests().Bytes(), group.Kills(), rate(readersAtOnce*readerBytes, d))
 		return nil
 	})
-}
-
-// limitMemory puts a process into a memory cgroup (version 1 or 2) of its own,
-// page cache included. free ends the group when the process has left.
-func limitMemory(pid int, limit int64) (oom func() int64, free func(), err error) {
-	root, file, events := "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.oom_control"
-	if _, err := os.Stat(root); err != nil {
-		root, file, events = "/sys/fs/cgroup", "memory.max", "memory.events"
-	}
-	group := filepath.Join(root, fmt.Sprintf("swe2e-%d-bench", os.Getpid()))
-	if err := os.MkdirAll(group, 0o755); err != nil {
-		return nil, nil, err
-	}
-	for name, value := range map[string]int64{file: limit, "cgroup.procs": int64(pid)} {
-		if err := os.WriteFile(filepath.Join(group, name), []byte(strconv.FormatInt(value, 10)), 0); err != nil {
-			return nil, nil, err
-		}
-	}
-	oom = func() int64 {
-		data, _ := os.ReadFile(filepath.Join(group, events))
-		for line := range strings.Lines(string(data)) {
-			if rest, ok := strings.CutPrefix(strings.TrimSpace(line), "oom_kill "); ok {
-				n, _ := strconv.ParseInt(rest, 10, 64)
-				return n
-			}
-		}
-		return 0
-	}
-	free = func() {
-		// The process leaves for the root's group; then the directory can go.
-		_ = os.WriteFile(filepath.Join(root, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
-		_ = os.Remove(group)
-	}
-	return oom, free, nil
 }

@@ -54,7 +54,11 @@ func (h *Host) Start(c Command) (*Process, error) {
 		return nil, fmt.Errorf("cage: %w", err)
 	}
 	defer log.Close()
-	p.cmd = exec.Command(c.Args[0], c.Args[1:]...)
+	args := c.Args
+	if c.Cgroup != "" { // before the program begins, which may look
+		args = append([]string{"/bin/sh", "-c", `echo $$ >"$0" && exec "$@"`, filepath.Join(c.Cgroup, "cgroup.procs")}, args...)
+	}
+	p.cmd = exec.Command(args[0], args[1:]...)
 	p.cmd.Env = append(os.Environ(), c.Env...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
@@ -73,13 +77,6 @@ func (h *Host) Start(c Command) (*Process, error) {
 	}
 	if err := <-started; err != nil {
 		return nil, fmt.Errorf("cage: host %s: start %s: %w", h.Name, c.Args[0], err)
-	}
-	if c.Cgroup != "" {
-		pid := strconv.Itoa(p.Pid())
-		if err := os.WriteFile(filepath.Join(c.Cgroup, "cgroup.procs"), []byte(pid), 0); err != nil {
-			_ = p.cmd.Process.Kill()
-			return nil, fmt.Errorf("cage: host %s: %w", h.Name, err)
-		}
 	}
 	go func() {
 		p.err = p.cmd.Wait()

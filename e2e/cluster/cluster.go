@@ -26,6 +26,7 @@ type Options struct {
 	Flags                []string // for every node
 	Env                  []string // likewise
 	Keeper               bool     // each node has one, by which its mounts outlive it
+	Cgroup               string   // directory of the control group that nodes run in, "" for none of their own
 }
 
 // Cluster is an origin and nodes that know each other.

@@ -158,7 +158,7 @@ func (n *Node) Launch() error {
 		args = append(args, "--keeper-socket", n.keeperSocket())
 	}
 	args = append(append(args, c.opts.Flags...), n.flags...)
-	p, err := n.Host.Start(cage.Command{Name: "node", Args: args, Env: n.env()})
+	p, err := n.Host.Start(cage.Command{Name: "node", Args: args, Env: n.env(), Cgroup: c.opts.Cgroup})
 	if err != nil {
 		return err
 	}
