@@ -90,10 +90,14 @@ type Record struct {
 	Runner  string `json:"runner"`        // name of the node that runs it
 	Seq     int64  `json:"seq"`           // grows with each writing
 
-	Progress Progress         `json:"progress"`
-	Counts   map[Reason]int64 `json:"counts,omitempty"`  // of what is missing, parts by reason
-	Missing  []Missing        `json:"missing,omitempty"` // the first of these; all, unless Cut
-	Cut      bool             `json:"cut,omitempty"`
+	Progress Progress `json:"progress"`
+	// PinnedUntil is until when what was warmed up is pinned, by this or another's wish, in nanoseconds since 1970; 0: some of
+	// it is not. It is told when the job has ended.
+	PinnedUntil int64 `json:"pinnedUntil,omitempty"`
+
+	Counts  map[Reason]int64 `json:"counts,omitempty"`  // of what is missing, parts by reason
+	Missing []Missing        `json:"missing,omitempty"` // the first of these; all, unless Cut
+	Cut     bool             `json:"cut,omitempty"`
 }
 
 // Reason is why something is missing.
@@ -119,6 +123,17 @@ type Missing struct {
 	Node   string  `json:"node,omitempty"`  // where it should be
 	Reason Reason  `json:"reason"`
 	Detail string  `json:"detail,omitempty"`
+}
+
+// Compare puts what is missing in the order of URIs, chunks and nodes.
+func (m Missing) Compare(other Missing) int {
+	chunk := func(m Missing) int64 {
+		if m.Chunk == nil {
+			return -1
+		}
+		return int64(*m.Chunk)
+	}
+	return cmp.Or(cmp.Compare(m.URI, other.URI), cmp.Compare(chunk(m), chunk(other)), cmp.Compare(m.Node, other.Node))
 }
 
 // maxMissingBytes bounds the list of what is missing in a record.

@@ -3,6 +3,7 @@ package warm
 import (
 	"iter"
 	"strings"
+	"unicode/utf8"
 )
 
 // Source is one argument of a warm-up: objects of one bucket or directory.
@@ -21,6 +22,8 @@ func ParseSource(s string) (Source, error) {
 	switch {
 	case strings.ContainsAny(s, "\x00\n\r"):
 		return src, usagef("%q contains a control character", s)
+	case !utf8.ValidString(s):
+		return src, usagef("%q is not UTF-8: name it in a list (-f)", s)
 	case !ok || scheme != "s3" && scheme != "file":
 		return src, usagef("%q is not a URI: write s3://BUCKET/PREFIX or file:///DIR", s)
 	}
@@ -62,7 +65,7 @@ func ParseLine(line string) (*Source, error) {
 	scheme, rest, ok := strings.Cut(line, "://")
 	bucket, name, _ := strings.Cut(rest, "/")
 	if !ok || scheme != "s3" && scheme != "file" || (bucket == "") != (scheme == "file") || strings.ContainsRune(line, 0) {
-		return nil, usagef("%q is not a URI: write s3://BUCKET/KEY or file:///PATH", line)
+		return nil, usagef("%q is not a URI: write s3://BUCKET/KEY or file:///PATH", line[:min(len(line), shownLineBytes)])
 	}
 	return &Source{text: line, base: scheme + "://" + bucket + "/", names: template{{text: escape.Replace(name)}}}, nil
 }

@@ -16,8 +16,11 @@ const (
 	MaxSources   = 1024      // arguments
 	MaxGlobs     = 1024      // patterns with * ? [ that templates expand to; each is a listing
 	MaxListBytes = 64 << 20  // of a list of names, compressed: some ten million
+	maxLineBytes = 8 << 10   // of a list
 	maxNesting   = 16        // braces within braces
 	maxSpanCount = 100 << 20 // of one {A..B}
+
+	shownLineBytes = 120 // of a line that is no URI
 )
 
 // A UsageError says what is wrong with what the user wrote.

@@ -133,6 +133,7 @@ func TestSources(t *testing.T) {
 		{"s3://b/*{1..2000}", "error"},
 		{"s3://b/[a", "error"},
 		{"s3://b/a\nb", "error"},
+		{"s3://b/\xff", "error"},
 	} {
 		src, err := ParseSource(tt.in)
 		got := "error"
@@ -164,6 +165,35 @@ func TestLines(t *testing.T) {
 		if src, err := ParseLine(line); src != nil || (err == nil) != ok {
 			t.Errorf("%q: %v, %v", line, src, err)
 		}
+	}
+}
+
+// Lists from elsewhere: marks of the byte order, carriage returns, no end of the last line.
+func TestReadList(t *testing.T) {
+	read := func(list string) (names []string, err error) {
+		err = ReadList(strings.NewReader(list), func(src Source) error {
+			names = append(names, src.String())
+			return nil
+		})
+		return names, err
+	}
+	names, err := read("\ufeffs3://b/x\r\n\r\n# s3://b/y\n  \ns3://b/ z \ns3://b/x")
+	if want := []string{"s3://b/x", "s3://b/ z ", "s3://b/x"}; err != nil || !slices.Equal(names, want) {
+		t.Errorf("%q, %v, want %q", names, err, want)
+	}
+	for list, want := range map[string]string{
+		"s3://b/x\n\nb/y\n":                            `line 3: "b/y" is not a URI`,
+		"s3://b/\ns3://b/" + strings.Repeat("k", 9000): "line 2: is longer than 8192 bytes",
+		strings.Repeat("k", 5000):                      "line 1: \"kkk",
+	} {
+		_, err := read(list)
+		if usage := new(UsageError); !errors.As(err, &usage) || !strings.HasPrefix(err.Error(), want) || len(err.Error()) > 300 {
+			t.Errorf("%.20q: %v, want %q", list, err, want)
+		}
+	}
+	full := errors.New("full")
+	if err := ReadList(strings.NewReader("s3://b/x"), func(Source) error { return full }); err != full {
+		t.Errorf("%v, want the caller's own error", err)
 	}
 }
 

@@ -25,6 +25,7 @@ import (
 const (
 	defaultPin    = "168h"          // of --pin without a value: a week
 	cancelTimeout = 5 * time.Second // to tell the cluster, after Ctrl-C
+	startTries    = 3               // of a warm-up that the cluster forgets
 )
 
 // warmOptions are the flags of the command.
@@ -39,6 +40,7 @@ type warmOptions struct {
 	spec                                   warm.Spec
 	names                                  []byte
 	unpin                                  bool
+	options                                map[string]string // of origins, from the environment or a file
 }
 
 func newWarm(s streams) *cobra.Command {
@@ -67,6 +69,7 @@ pattern (* ? [a-z] within a name, ** for any directories). A backslash takes the
 		if err := o.prepare(s, args, cmd.Flags().Changed("pin")); err != nil {
 			return err
 		}
+		o.options = cfg.Attributes()
 		client, err := control.Dial(cmd.Context(), cfg.ControlSocket)
 		if err != nil {
 			return err
@@ -120,11 +123,19 @@ func (o *warmOptions) prepare(s streams, args []string, pinned bool) error {
 		return nil
 	case len(args) == 0 && len(o.lists) == 0:
 		return usagef("nothing is named: write `shardwell warm URI…` or give a list (-f)")
+	case len(args) > warm.MaxSources:
+		return usagef("%d URIs are more than %d: put the template in quotes, so that the shell leaves it alone, or give a list (-f)", len(args), warm.MaxSources)
+	case pinned && o.pin != "0" && (o.check || o.evict):
+		return usagef("--pin protects what is warmed up: --check and --evict pin nothing")
 	case o.parallel < 0:
 		return usagef("--parallel: %d is less than 1", o.parallel)
 	}
 	for _, a := range args {
 		if _, err := warm.ParseSource(a); err != nil {
+			var d config.Duration
+			if pinned && o.pin == defaultPin && d.UnmarshalText([]byte(a)) == nil {
+				return usagef("--pin takes its time behind a =: write --pin=%s", a)
+			}
 			return usagef("%v", err)
 		}
 	}
@@ -166,14 +177,19 @@ func (o *warmOptions) readLists(in io.Reader) error {
 	}
 	var names bytes.Buffer
 	z := gzip.NewWriter(&names)
+	found := len(o.spec.Sources)
 	for _, path := range o.lists {
-		err := copyList(z, path, in)
+		n, err := copyList(z, path, in)
+		found += n
 		if err == nil && names.Len() > warm.MaxListBytes {
 			err = fmt.Errorf("takes more than %d MiB, compressed: give it in several parts", warm.MaxListBytes>>20)
 		}
 		if err != nil {
-			return &config.Error{What: fmt.Sprintf("list %s: %v", path, err), Where: "-f"}
+			return &config.Error{What: fmt.Sprintf("list %s: %s", nameOfList(path), oneLine(err.Error())), Where: "-f"}
 		}
+	}
+	if found == 0 {
+		return &config.Error{What: fmt.Sprintf("list %s names nothing", strings.Join(o.lists, ", ")), Where: "-f"}
 	}
 	if err := z.Close(); err != nil {
 		return err
@@ -184,24 +200,34 @@ func (o *warmOptions) readLists(in io.Reader) error {
 	return nil
 }
 
-func copyList(to io.Writer, path string, in io.Reader) error {
+// nameOfList is what a list is called in messages.
+func nameOfList(path string) string {
+	if path == "-" {
+		return "on the standard input"
+	}
+	return path
+}
+
+// copyList writes the names of a list, a line each.
+func copyList(to io.Writer, path string, in io.Reader) (names int, err error) {
 	if path != "-" {
 		f, err := os.Open(path)
 		if err != nil {
-			return errors.Unwrap(err)
+			return 0, errors.Unwrap(err)
 		}
 		defer f.Close()
 		in = f
 	}
-	if _, err := io.Copy(to, in); err != nil {
+	err = warm.ReadList(in, func(src warm.Source) error {
+		names++
+		_, err := io.WriteString(to, src.String()+"\n")
 		return err
-	}
-	_, err := to.Write([]byte("\n")) // a last line without its end must not run into the next list
-	return err
+	})
+	return names, err
 }
 
 func (o *warmOptions) run(ctx context.Context, s streams, w control.Warmer) error {
-	req := control.WarmRequest{Spec: o.spec, List: o.names}
+	req := control.WarmRequest{Spec: o.spec, List: o.names, Options: o.options}
 	switch {
 	case o.list:
 		recs, err := w.WarmJobs(ctx)
@@ -210,7 +236,11 @@ func (o *warmOptions) run(ctx context.Context, s streams, w control.Warmer) erro
 		}
 		return printJobs(s.out, recs, o.asJSON)
 	case o.cancel != "":
-		return w.CancelWarm(ctx, o.cancel)
+		if err := w.CancelWarm(ctx, o.cancel); err != nil {
+			return err
+		}
+		fmt.Fprintf(s.err, "warm-up %s has ended: what it has brought stays\n", o.cancel)
+		return nil
 	case o.dryRun:
 		return o.look(ctx, s, w, req, control.WarmPlan)
 	case o.check:
@@ -220,25 +250,41 @@ func (o *warmOptions) run(ctx context.Context, s streams, w control.Warmer) erro
 	case o.unpin:
 		return o.look(ctx, s, w, req, control.WarmUnpin)
 	case o.attach != "":
-		return o.follow(ctx, s, w, o.attach)
+		return o.follow(ctx, s, w, o.attach, 0)
 	}
-	rec, joined, err := w.StartWarm(ctx, req)
-	if err != nil {
-		return err
+	for try := 1; ; try++ {
+		rec, joined, err := w.StartWarm(ctx, req)
+		if err != nil {
+			return err
+		}
+		o.shower(s).begun(rec, joined)
+		if !o.wait {
+			return nil
+		}
+		var lost lostSight
+		if err = o.follow(ctx, s, w, rec.ID, rec.Started); !errors.As(err, &lost) || try == startTries {
+			return err
+		}
 	}
-	show := o.shower(s)
-	show.begun(rec, joined)
-	if !o.wait {
-		return nil
-	}
-	return o.follow(ctx, s, w, rec.ID)
 }
 
-// follow waits for a job.
-func (o *warmOptions) follow(ctx context.Context, s streams, w control.Warmer, id string) error {
+// lostSight is the error of a warm-up of which nobody tells any more, though it has not ended: who knew of it may
+// have been lost before it had told others.
+type lostSight struct{ error }
+
+func (l lostSight) Unwrap() error { return l.error }
+
+// errEarlier says that the cluster knows of an earlier warm-up with the same ID only.
+var errEarlier = errors.New("the node that took the warm-up on was lost with it: start it again")
+
+// follow waits for a job that was started at a time, or later.
+func (o *warmOptions) follow(ctx context.Context, s streams, w control.Warmer, id string, started int64) error {
 	show := o.shower(s)
 	var last warm.Record
 	err := w.FollowWarm(ctx, id, func(rec warm.Record) error {
+		if rec.Started < started {
+			return errEarlier
+		}
 		last = rec
 		show.at(rec)
 		return nil
@@ -248,7 +294,7 @@ func (o *warmOptions) follow(ctx context.Context, s streams, w control.Warmer, i
 	case ctx.Err() != nil:
 		return o.interrupted(s, w, id, context.Cause(ctx))
 	case err != nil:
-		return err
+		return lostSight{err}
 	}
 	if err := show.ended(last); err != nil {
 		return err
@@ -321,5 +367,9 @@ func reasons(counts map[warm.Reason]int64) string {
 		all = append(all, fmt.Sprintf("%d %s", n, r))
 	}
 	slices.Sort(all)
-	return strings.Join(all, ", ")
+	text := strings.Join(all, ", ")
+	if counts[warm.Forbidden] > 0 {
+		text += ": nodes read with their own credentials, whatever this command has"
+	}
+	return text
 }

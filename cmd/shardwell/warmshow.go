@@ -111,6 +111,14 @@ func (w *shower) line(p warm.Progress, now time.Time) string {
 	return fmt.Sprintf("%s of %s, %s/s, %s left%s", size(p.DoneBytes), size(p.Bytes), size(int64(rate)), left, failures(p.FailedParts))
 }
 
+// objects says how many there are.
+func objects(n int64) string {
+	if n == 1 {
+		return "1 object"
+	}
+	return fmt.Sprintf("%d objects", n)
+}
+
 func failures(n int64) string {
 	if n == 0 {
 		return ""
@@ -176,10 +184,10 @@ func (w *shower) ended(rec warm.Record) error {
 	p := rec.Progress
 	if rec.State == warm.Done || rec.State == warm.Partly {
 		took := time.Duration(rec.Ended - rec.Started).Round(10 * time.Millisecond)
-		fmt.Fprintf(w.s.err, "%d objects: %s of %s are where they should be, %s of it fetched now, in %v\n", p.Objects, size(p.DoneBytes), size(p.Bytes), size(min(p.FetchedBytes, p.DoneBytes)), took)
+		fmt.Fprintf(w.s.err, "%s: %s of %s are where they should be, %s of it fetched now, in %v\n", objects(p.Objects), size(p.DoneBytes), size(p.Bytes), size(min(p.FetchedBytes, p.DoneBytes)), took)
 	}
-	if rec.Spec.Pin > 0 && rec.Ended > 0 && (rec.State == warm.Done || rec.State == warm.Partly) {
-		fmt.Fprintf(w.s.err, "pinned until %s\n", time.Unix(0, rec.Ended).Add(rec.Spec.Pin).Format(time.DateTime))
+	if rec.PinnedUntil > 0 {
+		fmt.Fprintf(w.s.err, "pinned until %s\n", time.Unix(0, rec.PinnedUntil).Format(time.DateTime))
 	}
 	return nil
 }
@@ -202,7 +210,7 @@ func (w *shower) found(sum control.WarmSum, do control.WarmLook) error {
 	if w.json != nil {
 		return w.json.Encode(warmEvent{Event: "sum", Sum: &sum})
 	}
-	fmt.Fprintf(w.s.err, "%d objects, %s", sum.Objects, size(sum.Bytes))
+	fmt.Fprintf(w.s.err, "%s, %s", objects(sum.Objects), size(sum.Bytes))
 	switch do {
 	case control.WarmCheck:
 		fmt.Fprintf(w.s.err, "; %s are where they should be\n", size(sum.HeldBytes))

@@ -28,6 +28,10 @@ type WarmRequest struct {
 	Spec   warm.Spec
 	List   []byte // compressed names, one URI a line, for Spec.ListSum; may be empty
 	Caller Caller // who asks; filled in by the server
+
+	// Options are those of origins that the caller has set, by their names in YAML. Warm-ups read with the nodes' own
+	// options, so what differs from them is refused.
+	Options map[string]string
 }
 
 // WarmLook is what a look at objects is for.

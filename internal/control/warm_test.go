@@ -56,7 +56,7 @@ func TestWarmUpsCrossTheSocket(t *testing.T) {
 	node := &fakeWarmer{}
 	c := serve(t, node)
 	list := bytes.Repeat([]byte("0123456789abcdef"), 3*listPartBytes/16+1)
-	req := WarmRequest{Spec: warm.Spec{Sources: []string{"s3://b/x"}, EveryNode: true}, List: list}
+	req := WarmRequest{Spec: warm.Spec{Sources: []string{"s3://b/x"}, EveryNode: true}, List: list, Options: map[string]string{"profile": "p"}}
 	rec, joined, err := c.StartWarm(t.Context(), req)
 	if err != nil || !joined || rec.ID != req.Spec.ID() || !rec.Spec.EveryNode {
 		t.Errorf("start: %+v, %v, %v", rec, joined, err)

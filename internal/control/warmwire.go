@@ -42,6 +42,12 @@ func (h *warmHandlers) warmer(ctx context.Context, object string) (Warmer, Calle
 	return w, caller, nil
 }
 
+// specDocument is what travels of a request beside its list.
+type specDocument struct {
+	warm.Spec
+	Options map[string]string `json:"options,omitempty"`
+}
+
 // receiver is the side of a stream that gets a request in parts.
 type receiver interface {
 	Recv() (*controlpb.WarmRequest, error)
@@ -61,9 +67,11 @@ func receiveRequest(in receiver) (req WarmRequest, look WarmLook, err error) {
 		}
 		if first {
 			look = WarmLook(part.GetLook())
-			if err := json.Unmarshal(part.GetSpec(), &req.Spec); err != nil {
+			var doc specDocument
+			if err := json.Unmarshal(part.GetSpec(), &doc); err != nil {
 				return req, look, &classed{text: fmt.Sprintf("request: %v", err), class: ErrUsage}
 			}
+			req.Spec, req.Options = doc.Spec, doc.Options
 		}
 		if len(req.List)+len(part.GetList()) > warm.MaxListBytes {
 			return req, look, &classed{text: fmt.Sprintf("the list takes more than %d bytes, compressed: give it in several parts", warm.MaxListBytes), class: ErrUsage}
@@ -182,7 +190,7 @@ type sender interface {
 
 // sendRequest gives a request in parts. An error of Send says only that the answer tells more.
 func sendRequest(out sender, req WarmRequest, look WarmLook) error {
-	spec, err := json.Marshal(req.Spec)
+	spec, err := json.Marshal(specDocument{req.Spec, req.Options})
 	if err != nil {
 		return err
 	}
