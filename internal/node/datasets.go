@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"math"
@@ -120,7 +121,7 @@ func (d *datasets) hear(member string, uses []peer.DatasetUse, ttl time.Duration
 		if policy, err := evict.ParsePolicy(u.Policy); err == nil && u.Used {
 			said[claim{ds, policy, u.QuotaBytes}] = now.Add(ttl).UnixNano()
 		}
-		if u.PinVersion > d.pins[ds].Version && len(d.pins) < maxPins {
+		if u.PinVersion > d.pins[ds].Version && d.roomForPin(ds, now.UnixNano()) {
 			p := pin{Bytes: u.PinBytes, Version: u.PinVersion}
 			if u.PinnedFor > 0 {
 				p.Until = now.Add(u.PinnedFor).UnixNano()
@@ -170,10 +171,34 @@ func (d *datasets) pin(ds evict.Dataset, bytes, capacityBytes int64, until, now 
 		return err
 	}
 	d.mu.Lock()
+	if !d.roomForPin(ds, now.UnixNano()) {
+		d.mu.Unlock()
+		if end == 0 {
+			return nil // there was none
+		}
+		return fmt.Errorf("%d datasets are pinned, the most there may be: take some back, or name larger ones", maxPins)
+	}
 	d.pins[ds] = pin{Until: end, Bytes: bytes, Version: max(now.UnixNano(), d.pins[ds].Version+1)}
 	d.mu.Unlock()
 	d.changed()
 	return nil
+}
+
+// roomForPin reports whether one more may be noted. Of those that protect nothing any more, and are known only so that every
+// member hears of it, the oldest makes room. Callers hold mu.
+func (d *datasets) roomForPin(ds evict.Dataset, now int64) bool {
+	if _, ok := d.pins[ds]; ok || len(d.pins) < maxPins {
+		return true
+	}
+	var oldest evict.Dataset
+	at := int64(math.MaxInt64)
+	for past, p := range d.pins {
+		if p.Until <= now && p.Version < at {
+			oldest, at = past, p.Version
+		}
+	}
+	delete(d.pins, oldest) // or nothing
+	return at < math.MaxInt64
 }
 
 // pinnedUntil tells until when all of a dataset is pinned; ok is false when it is not.

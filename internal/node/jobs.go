@@ -25,6 +25,7 @@ const (
 	jobTell      = 2 * time.Second       // between what the one who runs a job tells the other keepers
 	jobSilence   = 6 * time.Second       // after so long without it a keeper tells who should run the job
 	jobPatience  = 5 * time.Second       // with a keeper
+	listPatience = time.Minute           // with whoever is to send the list of names that a job refers to
 	finalTries   = 10                    // to tell the other keepers how a job has ended
 )
 
@@ -272,6 +273,13 @@ func (j *jobs) look() {
 		switch {
 		case keepers[0] == j.n.id && j.hasList(x.rec.Spec):
 			j.begin(id, x)
+		case keepers[0] == j.n.id && time.Since(x.heard) > listPatience:
+			j.note(id, func(rec warm.Record) warm.Record {
+				rec.State, rec.Ended, rec.Why = warm.Failed, time.Now().UnixNano(), "its list of names did not come: whoever had it was lost"
+				rec.Runner, rec.Seq = j.n.name, rec.Seq+1
+				return rec
+			})
+			j.tellEnd(id)
 		case keepers[0] == j.n.id, time.Since(x.heard) < jobSilence:
 		default:
 			x.heard = time.Now()

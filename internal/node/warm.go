@@ -6,12 +6,15 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"time"
 
 	"github.com/shardwell/shardwell/cache/evict"
+	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/internal/config"
 	"github.com/shardwell/shardwell/internal/control"
 	"github.com/shardwell/shardwell/peer"
@@ -32,6 +35,8 @@ func checkSpec(req control.WarmRequest) error {
 	s := req.Spec
 	sum := sha256.Sum256(req.List)
 	switch {
+	case len(s.Sources) > warm.MaxSources:
+		return &config.Error{What: fmt.Sprintf("%d sources are more than %d: give a list (-f)", len(s.Sources), warm.MaxSources)}
 	case len(s.Sources) == 0 && len(req.List) == 0:
 		return &config.Error{What: "nothing is named", Do: "give a URI, or a list (-f)"}
 	case len(req.List) > 0 && s.ListSum != hex.EncodeToString(sum[:]), s.ListBytes != int64(len(req.List)):
@@ -51,9 +56,31 @@ func checkSpec(req control.WarmRequest) error {
 	return nil
 }
 
+// ownOptions are the options by which nodes read what they warm up.
+var ownOptions = []string{"endpoint", "region", "addressing", "caFile", "proxy", "anonymous", "requesterPays", "credentialsFile", "profile"}
+
+// checkOptions refuses what a caller has set otherwise than this node: a warm-up that reads elsewhere than its user
+// believes, or as somebody else, brings the wrong bytes.
+func (n *Node) checkOptions(options map[string]string) error {
+	for _, key := range ownOptions {
+		text, ok := options[key]
+		if !ok {
+			continue
+		}
+		if cfg, err := n.cfg.WithAttributes(map[string]string{key: text}); err != nil || !reflect.DeepEqual(cfg, n.cfg) {
+			return &config.Error{What: fmt.Sprintf("the option %q of this command is not the node's, which warms up with its own options and credentials", key),
+				Do: "leave it out, or ask a node that has it (--control-socket)"}
+		}
+	}
+	return nil
+}
+
 // StartWarm implements control.Warmer.
 func (n *Node) StartWarm(ctx context.Context, req control.WarmRequest) (rec warm.Record, joined bool, err error) {
 	if err := checkSpec(req); err != nil {
+		return rec, false, err
+	}
+	if err := n.checkOptions(req.Options); err != nil {
 		return rec, false, err
 	}
 	err = n.requests.do(ctx, func(ctx context.Context) (err error) {
@@ -261,16 +288,19 @@ func (n *Node) LookWarm(ctx context.Context, req control.WarmRequest, do control
 	if err := checkSpec(req); err != nil {
 		return err
 	}
+	if err := n.checkOptions(req.Options); err != nil {
+		return err
+	}
 	return n.requests.do(ctx, func(ctx context.Context) error {
 		if err := n.waitJoined(ctx); err != nil {
 			return err
 		}
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
-		l := &look{n: n, tell: tell, cancel: cancel, sum: control.WarmSum{Counts: map[warm.Reason]int64{}, Nodes: []control.WarmNode{}, Short: []warm.Short{}}}
+		l := &look{n: n, tell: tell, cancel: cancel, what: do, pins: n.pinned(), sum: control.WarmSum{Counts: map[warm.Reason]int64{}, Nodes: []control.WarmNode{}, Short: []warm.Short{}}}
 		s, err := n.survey(ctx, req.Spec, req.List, l.miss)
 		if err == nil {
-			err = l.do(ctx, s, do)
+			err = l.do(ctx, s)
 		}
 		if cause := context.Cause(ctx); cause != nil && err != nil {
 			return cause // of tell, perhaps
@@ -279,12 +309,29 @@ func (n *Node) LookWarm(ctx context.Context, req control.WarmRequest, do control
 	})
 }
 
-// unpin takes back the pins of what a survey is about.
-func (s *survey) unpin(ctx context.Context) error {
+// pinned returns the URIs of what is pinned.
+func (n *Node) pinned() (uris []string) {
+	for _, u := range n.uses.now().Uses() {
+		if u.PinnedUntil > 0 {
+			uris = append(uris, uriOf(bucketOfDataset(u.Dataset), u.Prefix))
+		}
+	}
+	return uris
+}
+
+// unpin takes back the pins of what a survey is about: of what was pinned by the same names, of what lies in a directory
+// that was named as a whole, and what is named as `shardwell status` names it.
+func (s *survey) unpin(ctx context.Context, named func(uri string) bool) error {
 	var errs error
+	take := func(ds evict.Dataset) { errs = errors.Join(errs, s.n.uses.pin(ds, 0, 0, time.Time{}, time.Now())) }
 	for _, d := range s.sets {
-		if err := s.n.uses.pin(evict.Dataset(d), 0, 0, time.Time{}, time.Now()); err != nil {
-			errs = err
+		take(evict.Dataset(d))
+	}
+	for _, u := range s.n.uses.now().Uses() {
+		at := chunk.Object{Origin: u.Origin, Bucket: u.Bucket, Key: u.Prefix}
+		inside := slices.ContainsFunc(s.found.dirs, func(d warm.Dataset) bool { return d.Covers(at) })
+		if u.PinnedUntil > 0 && (inside || named(uriOf(bucketOfDataset(u.Dataset), u.Prefix))) {
+			take(u.Dataset)
 		}
 	}
 	s.n.tell(ctx)

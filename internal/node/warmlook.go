@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/shardwell/shardwell/internal/config"
@@ -18,15 +19,26 @@ type look struct {
 	n      *Node
 	tell   func(control.WarmFound) error
 	cancel context.CancelCauseFunc
+	what   control.WarmLook
+	pins   []string // URIs of what was pinned at the beginning
 
-	mu  sync.Mutex
-	sum control.WarmSum
+	mu    sync.Mutex
+	sum   control.WarmSum
+	unmet []string // of pins, what was missing: there are no such objects any more
 }
 
-// miss tells that something is missing.
+// miss tells that something is missing. What there is none of is gone, and pinned no more, as it was asked to be.
 func (l *look) miss(m warm.Missing) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	for _, uri := range l.pins {
+		if m.Reason == warm.NotFound && (uri == m.URI || strings.HasSuffix(m.URI, "/") && strings.HasPrefix(uri, m.URI)) {
+			l.unmet = append(l.unmet, uri)
+		}
+	}
+	if m.Reason == warm.NotFound && (l.what == control.WarmEvict || l.what == control.WarmUnpin) {
+		return
+	}
 	l.sum.Missing++
 	l.sum.Counts[m.Reason]++
 	if err := l.tell(control.WarmFound{Missing: &m}); err != nil {
@@ -34,9 +46,11 @@ func (l *look) miss(m warm.Missing) {
 	}
 }
 
+// named reports whether a pin was named by its own URI, which is that of no object.
+func (l *look) named(uri string) bool { return slices.Contains(l.unmet, uri) }
+
 // do does one of the looks and tells the sum.
-func (l *look) do(ctx context.Context, s *survey, what control.WarmLook) (err error) {
-	missed := l.sum.Missing
+func (l *look) do(ctx context.Context, s *survey) (err error) {
 	l.sum.Objects, l.sum.Bytes = int64(s.found.manifest.Len()), s.found.manifest.Bytes()
 	held := make(map[string]int64)
 	o := order{loads: s.loads, done: func(v ending) {
@@ -49,7 +63,7 @@ func (l *look) do(ctx context.Context, s *survey, what control.WarmLook) (err er
 		held[node] += n
 		l.sum.HeldBytes += n
 	}}
-	switch what {
+	switch l.what {
 	case control.WarmPlan:
 		if l.sum.Short, err = s.short(ctx); err != nil {
 			return err
@@ -59,26 +73,23 @@ func (l *look) do(ctx context.Context, s *survey, what control.WarmLook) (err er
 		o.Bring = peer.Bring{Do: peer.DoCheck}
 	case control.WarmUnpin:
 		o.Bring, o.loads = peer.Bring{Do: peer.DoCheck}, nil
-		if err := s.unpin(ctx); err != nil {
+		if err := s.unpin(ctx, l.named); err != nil {
 			return err
 		}
 		if err := s.holdOn(ctx, 0); err != nil {
 			return err
 		}
 	case control.WarmEvict:
-		if err := s.unpin(ctx); err != nil {
+		if err := s.unpin(ctx, l.named); err != nil {
 			return err
 		}
 		o.Bring, o.loads = s.holdNothing(), s.everyone()
 		s.loads = o.loads
 	default:
-		return &config.Error{What: fmt.Sprintf("unknown look %q", what)}
+		return &config.Error{What: fmt.Sprintf("unknown look %q", l.what)}
 	}
 	if err := s.sweep(ctx, o); err != nil {
 		return err
-	}
-	if what == control.WarmEvict || what == control.WarmUnpin { // what there never was is gone as well
-		l.sum.Missing -= missed
 	}
 	for id, load := range s.loads {
 		l.sum.Nodes = append(l.sum.Nodes, control.WarmNode{Node: l.n.nameOf(id), Parts: int64(len(load.Items)), Bytes: load.Bytes, HeldBytes: held[id]})

@@ -1,19 +1,19 @@
 package node
 
 import (
-	"bufio"
 	"bytes"
 	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/internal/config"
@@ -26,10 +26,11 @@ import (
 // several are wanted is listed as long as that brings more than single questions would.
 const (
 	headsOnly    = 4  // names of one directory that are asked for one by one
-	headsAtOnce  = 16 // likewise
+	headsAtOnce  = 16 // likewise, of all directories together
+	dirsApart    = 16 // directories that are looked at one by one
+	dirsAtOnce   = 16 // likewise
 	pagesOnTrial = 8  // of a listing that have brought nothing yet
 	maxDirTries  = warm.MaxGlobs
-	maxLineBytes = 8 << 10 // of a list
 )
 
 // resolver turns what a user wrote into objects.
@@ -41,28 +42,25 @@ type resolver struct {
 	miss     func(warm.Missing)
 
 	exact map[objstore.Bucket]map[string][]string // names by directory
-	bases map[objstore.Bucket]string              // how a URI of it begins
-	mu    sync.Mutex                              // of manifest, while names are asked for at once
-	tries int                                     // names that may be directories
+	heads *semaphore.Weighted
+	mu    sync.Mutex // of manifest, while names are asked for at once
+	tries int        // names that may be directories
 }
 
 // resolve looks up all that a spec names. What there is none of is told to miss.
 func (n *Node) resolve(ctx context.Context, spec warm.Spec, list []byte, miss func(warm.Missing)) (*resolver, error) {
-	r := &resolver{n: n, began: time.Now(), exact: make(map[objstore.Bucket]map[string][]string), bases: make(map[objstore.Bucket]string)}
+	r := &resolver{n: n, began: time.Now(), exact: make(map[objstore.Bucket]map[string][]string), heads: semaphore.NewWeighted(headsAtOnce)}
 	r.miss = func(m warm.Missing) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		miss(m)
-	}
-	if len(spec.Sources) > warm.MaxSources {
-		return nil, &config.Error{What: fmt.Sprintf("%d sources are more than %d: give a list (-f)", len(spec.Sources), warm.MaxSources)}
 	}
 	for _, text := range spec.Sources {
 		src, err := warm.ParseSource(text)
 		if err != nil {
 			return nil, &config.Error{What: err.Error()}
 		}
-		if err := r.source(ctx, src, true); err != nil {
+		if err := r.source(ctx, src); err != nil {
 			return nil, err
 		}
 	}
@@ -70,13 +68,10 @@ func (n *Node) resolve(ctx context.Context, spec warm.Spec, list []byte, miss fu
 		return nil, err
 	}
 	for bucket, byDir := range r.exact {
-		for dir, names := range byDir {
-			slices.Sort(names)
-			if err := r.names(ctx, bucket, dir, slices.Compact(names)); err != nil {
-				return nil, err
-			}
-			delete(byDir, dir)
+		if err := r.bucket(ctx, bucket, byDir); err != nil {
+			return nil, err
 		}
+		delete(r.exact, bucket)
 	}
 	r.manifest.Seal()
 	return r, nil
@@ -91,48 +86,30 @@ func (r *resolver) lines(ctx context.Context, list []byte) error {
 	if err != nil {
 		return fmt.Errorf("list of names: %w", err)
 	}
-	scan := bufio.NewScanner(z)
-	scan.Buffer(make([]byte, 0, maxLineBytes), maxLineBytes)
-	count := 0
-	for scan.Scan() {
-		if count++; count > warm.MaxObjects {
-			return &config.Error{What: fmt.Sprintf("the list has more than %d names", warm.MaxObjects)}
-		}
-		src, err := warm.ParseLine(scan.Text())
-		if err != nil {
-			return &config.Error{What: err.Error(), Where: fmt.Sprintf("line %d of the list", count)}
-		}
-		if src == nil {
-			continue
-		}
-		if err := r.source(ctx, *src, false); err != nil {
-			return err
-		}
+	err = warm.ReadList(z, func(src warm.Source) error { return r.source(ctx, src) })
+	if usage := new(warm.UsageError); errors.As(err, &usage) {
+		return &config.Error{What: err.Error(), Where: "the list"}
 	}
-	if err := scan.Err(); err != nil && !errors.Is(err, io.EOF) {
-		return &config.Error{What: fmt.Sprintf("the list cannot be read: %v", err), Where: fmt.Sprintf("line %d of the list", count+1)}
-	}
-	return nil
+	return err
 }
 
 // source takes what one source asks for: listings at once, names are collected.
-func (r *resolver) source(ctx context.Context, src warm.Source, orDirs bool) error {
+func (r *resolver) source(ctx context.Context, src warm.Source) error {
 	for w := range src.Wants() {
 		bucket, key, err := r.locate(src, w)
 		if err != nil {
 			return err
 		}
-		r.bases[bucket] = src.Base()
 		switch {
 		case w.Glob != "":
 			err = r.glob(ctx, bucket, src, w, key)
 		case key == "" || strings.HasSuffix(key, "/"):
 			_, err = r.dir(ctx, bucket, key, true)
 		default:
-			at := key[:strings.LastIndexByte(key, '/')+1]
 			if r.exact[bucket] == nil {
 				r.exact[bucket] = make(map[string][]string)
 			}
+			at := parentOf(key)
 			r.exact[bucket][at] = append(r.exact[bucket][at], key)
 		}
 		if err != nil {
@@ -267,25 +244,64 @@ func (r *resolver) matching(ctx context.Context, b objstore.Bucket, prefix strin
 	return found, failed
 }
 
+// parentOf returns the directory of a key.
+func parentOf(key string) string { return key[:strings.LastIndexByte(key, '/')+1] }
+
+// bucket takes objects of one bucket by their names. When these are in many directories, one listing of all
+// may tell of most.
+func (r *resolver) bucket(ctx context.Context, b objstore.Bucket, byDir map[string][]string) error {
+	if len(byDir) > dirsApart {
+		var all []string
+		for _, names := range byDir {
+			all = append(all, names...)
+		}
+		slices.Sort(all)
+		left, err := r.byListing(ctx, b, "", "", slices.Compact(all))
+		if err != nil {
+			return err
+		}
+		clear(byDir)
+		for _, name := range left {
+			byDir[parentOf(name)] = append(byDir[parentOf(name)], name)
+		}
+	}
+	group, inner := errgroup.WithContext(ctx)
+	group.SetLimit(dirsAtOnce)
+	for _, at := range slices.Sorted(maps.Keys(byDir)) {
+		group.Go(func() error {
+			names := byDir[at]
+			slices.Sort(names)
+			return r.names(inner, b, at, slices.Compact(names))
+		})
+	}
+	return group.Wait()
+}
+
 // names takes objects of one directory by their names, which are sorted.
 func (r *resolver) names(ctx context.Context, b objstore.Bucket, at string, names []string) error {
 	left := names
 	if len(names) > headsOnly {
 		var err error
-		if left, err = r.byListing(ctx, b, at, names); err != nil {
+		if left, err = r.byListing(ctx, b, at, "/", names); err != nil {
 			return err
 		}
 	}
 	group, inner := errgroup.WithContext(ctx)
 	group.SetLimit(headsAtOnce)
 	for _, name := range left {
-		group.Go(func() error { return r.byName(inner, b, name) })
+		group.Go(func() error {
+			if err := r.heads.Acquire(inner, 1); err != nil {
+				return err
+			}
+			defer r.heads.Release(1)
+			return r.byName(inner, b, name)
+		})
 	}
 	return group.Wait()
 }
 
-// byListing takes what a listing tells of some names, and returns those of which it told nothing.
-func (r *resolver) byListing(ctx context.Context, b objstore.Bucket, at string, names []string) (left []string, err error) {
+// byListing takes what a listing below at tells of some names, and returns those of which it told nothing.
+func (r *resolver) byListing(ctx context.Context, b objstore.Bucket, at, delimiter string, names []string) (left []string, err error) {
 	prefix := names[0]
 	for last := names[len(names)-1]; !strings.HasPrefix(last, prefix); {
 		prefix = prefix[:len(prefix)-1]
@@ -296,7 +312,7 @@ func (r *resolver) byListing(ctx context.Context, b objstore.Bucket, at string, 
 	found := make([]bool, len(names))
 	count, pages := 0, 0
 	var failed error
-	err = r.list(ctx, b, prefix, "/", func(p objstore.Page) bool {
+	err = r.list(ctx, b, prefix, delimiter, func(p objstore.Page) bool {
 		for _, o := range p.Objects {
 			i, ok := slices.BinarySearch(names, o.Key)
 			if !ok || found[i] {

@@ -17,8 +17,9 @@ import (
 )
 
 const (
-	maxRounds = 5               // of fetching what is missing again
-	roomRetry = 3 * time.Second // after a member did not say how much room it has
+	maxRounds  = 5               // of fetching what is missing again
+	roundPause = 2 * time.Second // before the second, and more before each of the others
+	roomRetry  = 3 * time.Second // after a member did not say how much room it has
 )
 
 // warmRun is a job while this node runs it.
@@ -175,6 +176,20 @@ func (s *survey) pin(ctx context.Context, ttl time.Duration) error {
 	return nil
 }
 
+// pinnedUntil returns until when all that a survey is about is pinned, in nanoseconds since 1970; 0: some of it is not.
+func (s *survey) pinnedUntil() (first int64) {
+	for i, d := range s.sets {
+		until, ok := s.n.uses.pinnedUntil(evict.Dataset(d))
+		if !ok {
+			return 0
+		}
+		if at := until.UnixNano(); i == 0 || at < first {
+			first = at
+		}
+	}
+	return first
+}
+
 // start notes what is to be done.
 func (r *warmRun) start(misses []warm.Missing) {
 	parts, bytes := total(r.s.loads)
@@ -233,8 +248,24 @@ func (r *warmRun) rounds(ctx context.Context) (lost map[place]ending, err error)
 		if len(todo) == 0 || round == maxRounds {
 			return lost, nil
 		}
+		if takesTime(lost) {
+			if err := pause(ctx, time.Duration(round)*roundPause); err != nil {
+				return nil, err
+			}
+		}
 		r.update(func(rec *warm.Record) { rec.Progress.Checking = false })
 	}
+}
+
+// takesTime reports whether some is missing for a reason that passes by itself: a member that restarts, an origin that
+// does not answer.
+func takesTime(lost map[place]ending) bool {
+	for _, v := range lost {
+		if v.reason == warm.NodeLost || v.reason == warm.Unavailable {
+			return true
+		}
+	}
+	return false
 }
 
 // fetchOrder is the order by which members bring loads.
@@ -357,18 +388,21 @@ func (r *warmRun) finish(ctx context.Context, misses []warm.Missing, lost map[pl
 			return err
 		}
 	}
-	if r.s.spec.EveryNode {
+	if r.s.spec.EveryNode && pin > 0 { // else it ends by itself, so that what holds for longer by another's wish stays
 		if err := r.s.holdOn(ctx, pin); err != nil {
 			return err
 		}
 	}
+	until := r.s.pinnedUntil()
+	for _, v := range lost {
+		r.s.missing(v, func(m warm.Missing) { misses = append(misses, m) })
+	}
+	slices.SortFunc(misses, warm.Missing.Compare)
 	r.update(func(rec *warm.Record) {
 		for _, m := range misses {
 			rec.Miss(m)
 		}
-		for _, v := range lost {
-			r.s.missing(v, rec.Miss)
-		}
+		rec.PinnedUntil = until
 		rec.State = warm.Done
 		if rec.Lost() > 0 {
 			rec.State = warm.Partly

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -14,6 +15,7 @@ import (
 	"github.com/shardwell/shardwell/internal/config"
 	"github.com/shardwell/shardwell/objstore"
 	"github.com/shardwell/shardwell/peer"
+	"github.com/shardwell/shardwell/peer/member"
 	"github.com/shardwell/shardwell/warm"
 )
 
@@ -57,17 +59,29 @@ func (n *Node) survey(ctx context.Context, spec warm.Spec, list []byte, miss fun
 	return s, err
 }
 
-// members returns the ring ids of the members that the spec is about.
+// members returns the ring ids of the members that the spec is about. Who is to have a copy of its own is one of them
+// also while it is away: it keeps its place, and lacks the copy when it is back.
 func (s *survey) members() ([]string, error) {
-	all := s.n.cluster.directory.All()
+	named := func(id, name string) bool {
+		return len(s.spec.Nodes) == 0 || slices.Contains(s.spec.Nodes, id) || slices.Contains(s.spec.Nodes, name)
+	}
+	all := s.n.cluster.group.Members()
 	var ids, unknown []string
 	for _, m := range all {
-		if len(s.spec.Nodes) == 0 || slices.Contains(s.spec.Nodes, m.ID) || slices.Contains(s.spec.Nodes, m.Name) {
+		_, here := s.n.cluster.directory.Lookup(m.ID)
+		switch {
+		case !named(m.ID, m.Name):
+		case m.Draining && len(s.spec.Nodes) > 0:
+			return nil, fmt.Errorf("member %s is about to leave: leave it out of --nodes", m.Name)
+		case m.Draining:
+		case here, s.spec.EveryNode:
 			ids = append(ids, m.ID)
+		case len(s.spec.Nodes) > 0:
+			return nil, fmt.Errorf("member %s is away, and others act for it: leave it out of --nodes, or wait until it is back", m.Name)
 		}
 	}
 	for _, want := range s.spec.Nodes {
-		if !slices.ContainsFunc(all, func(m peer.Member) bool { return m.ID == want || m.Name == want }) {
+		if !slices.ContainsFunc(all, func(m member.Member) bool { return m.ID == want || m.Name == want }) {
 			unknown = append(unknown, want)
 		}
 	}
@@ -109,13 +123,18 @@ func (s *survey) prefixes() (out []peer.Prefix) {
 	return out
 }
 
-// short returns who has too little room.
+// short returns who has too little room. A member that is away is found missing later.
 func (s *survey) short(ctx context.Context) ([]warm.Short, error) {
 	rooms := make(map[string]warm.Room)
 	var mu sync.Mutex
 	group, inner := errgroup.WithContext(ctx)
 	group.SetLimit(membersAtOnce)
-	for id := range s.loads {
+	asked := maps.Clone(s.loads)
+	maps.DeleteFunc(asked, func(id string, _ *warm.Load) bool {
+		_, here := s.n.cluster.directory.Lookup(id)
+		return s.spec.EveryNode && !here
+	})
+	for id := range asked {
 		group.Go(func() error {
 			var r warm.Room
 			var err error
@@ -136,7 +155,7 @@ func (s *survey) short(ctx context.Context) ([]warm.Short, error) {
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	short := warm.Fit(s.loads, rooms)
+	short := warm.Fit(asked, rooms)
 	for i := range short {
 		short[i].Node = s.n.nameOf(short[i].Node)
 	}
@@ -150,6 +169,11 @@ func (n *Node) nameOf(id string) string {
 	}
 	if id == "" {
 		return "(nobody)"
+	}
+	for _, m := range n.cluster.group.Members() { // it may be away
+		if m.ID == id && m.Name != "" {
+			return m.Name
+		}
 	}
 	return id
 }
@@ -182,7 +206,8 @@ func (s *survey) sweep(ctx context.Context, o order) error {
 	return group.Wait()
 }
 
-// one has one member do its load, some parts at a time.
+// one has one member do its load, some parts at a time. When it is lost, or its origin is silent, the rest is not
+// tried: each part would take as long as the first to fail.
 func (s *survey) one(ctx context.Context, node string, items []warm.Item, o order) error {
 	for len(items) > 0 {
 		b, of := s.batch(items)
@@ -190,26 +215,57 @@ func (s *survey) one(ctx context.Context, node string, items []warm.Item, o orde
 		for _, its := range of {
 			count += len(its)
 		}
-		open, err := s.call(ctx, node, b, of, o)
+		heard := &hearing{order: o}
+		open, err := s.call(ctx, node, b, of, heard.listen())
 		if err != nil && ctx.Err() != nil {
 			return ctx.Err()
 		}
-		for _, its := range open { // the member is lost
-			for _, it := range its {
-				o.done(ending{node: node, item: it, reason: warm.NodeLost, detail: short(err)})
-			}
-		}
 		items = items[count:]
-		if err == nil {
+		v := ending{node: node, reason: warm.NodeLost}
+		switch {
+		case err != nil:
+			v.detail = short(err)
+		case heard.silence():
+			v.reason, v.detail = warm.Unavailable, "not tried: the origin did not answer for what came before"
+		default:
 			continue
 		}
-		for _, it := range items {
-			o.done(ending{node: node, item: it, reason: warm.NodeLost, detail: short(err)})
+		for _, its := range append(open, items) {
+			for _, v.item = range its {
+				o.done(v)
+			}
 		}
 		return nil
 	}
 	return nil
 }
+
+// hearing counts what a member says of one call.
+type hearing struct {
+	order
+	fetched, unavailable atomic.Int64
+}
+
+// listen returns the order with which the call is made.
+func (h *hearing) listen() order {
+	o := h.order
+	o.moved = func(node string, held, fetched int64) {
+		h.fetched.Add(fetched)
+		if h.order.moved != nil {
+			h.order.moved(node, held, fetched)
+		}
+	}
+	o.done = func(v ending) {
+		if v.reason == warm.Unavailable {
+			h.unavailable.Add(1)
+		}
+		h.order.done(v)
+	}
+	return o
+}
+
+// silence reports whether the origin did not answer and nothing came from elsewhere.
+func (h *hearing) silence() bool { return h.unavailable.Load() > 0 && h.fetched.Load() == 0 }
 
 // batch makes parts of the first items: chunks of one object that follow each other are one part.
 func (s *survey) batch(items []warm.Item) (parts []peer.Part, of [][]warm.Item) {

@@ -24,20 +24,17 @@ import (
 
 // How a node brings what it is asked to hold.
 const (
-	bringTell     = 500 * time.Millisecond // between answers
-	bringAtOnce   = 16                     // chunks, unless the caller says otherwise
-	fillAtOnce    = 6                      // the same where every node brings all: narrow, so that they pass on to each other
-	maxBringing   = 256                    // chunks at once
-	minBringing   = 2                      // likewise, however small the budget
-	slowSeconds   = 4                      // that a chunk may take of a node's part of the budget
-	roomTries     = 4                      // of a chunk that the disk does not take: what is worth less may be about to go
-	roomPause     = 150 * time.Millisecond // after the first, doubling
-	fullFor       = time.Second            // between attempts while there is no room
-	dropPatience  = 10 * time.Second       // for what was dropped to be gone
-	dropPoll      = 20 * time.Millisecond
-	detailBytes   = 300
-	notOwnedHere  = "moved" // reason of an outcome: another node owns the chunk by now
-	brokenDetails = "the cache does not answer"
+	bringTell    = 500 * time.Millisecond // between answers
+	bringAtOnce  = 16                     // chunks, unless the caller says otherwise
+	fillAtOnce   = 6                      // the same where every node brings all: narrow, so that they pass on to each other
+	maxBringing  = 256                    // chunks at once
+	minBringing  = 2                      // likewise, however small the budget
+	slowSeconds  = 4                      // that a chunk may take of a node's part of the budget
+	roomTries    = 4                      // of a chunk that the disk does not take: what is worth less may be about to go
+	roomPause    = 150 * time.Millisecond // after the first, doubling
+	fullFor      = time.Second            // between attempts while there is no room
+	detailBytes  = 300
+	notOwnedHere = "moved" // reason of an outcome: another node owns the chunk by now
 )
 
 // warmed counts the bytes that this node was to hold for warm-ups, by what came of it.
@@ -91,7 +88,7 @@ func (w worker) Bring(ctx context.Context, b peer.Bring, tell func(peer.Brought)
 		}
 		ctx, stop := context.WithCancelCause(ctx)
 		defer stop(nil)
-		br := &bringer{n: w.n, b: b, wake: make(chan struct{}, 1), probe: semaphore.NewWeighted(1)}
+		br := &bringer{n: w.n, b: b, wake: make(chan struct{}, 1), probe: semaphore.NewWeighted(1), came: time.Now()}
 		if b.AtOnce <= 0 {
 			br.b.AtOnce = bringAtOnce
 			if b.Fill {
@@ -137,9 +134,11 @@ type bringer struct {
 
 	probe *semaphore.Weighted // held by who tries whether there is room after all
 
-	mu   sync.Mutex
-	news peer.Brought
-	full time.Time // when a chunk found no room last
+	mu     sync.Mutex
+	news   peer.Brought
+	full   time.Time // when a chunk found no room last
+	came   time.Time // when a chunk was fetched last, or the work began
+	silent bool      // the origin has not answered for as long as a read may take, and nothing has come meanwhile
 }
 
 // tellAll tells what there is until done is closed, and then the rest.
@@ -228,68 +227,6 @@ func (br *bringer) chunksOf(p peer.Part) []uint32 {
 func (br *bringer) bytesOf(o chunk.Object, index uint32) int64 {
 	_, n := br.n.geometry.Bytes(o.Size, br.n.geometry.ChunkSpan(o.Size, index))
 	return n
-}
-
-// check says what of a part is held.
-func (br *bringer) check(i int, p peer.Part) {
-	out := peer.Outcome{Part: i}
-	chunks := br.chunksOf(p)
-	if len(chunks) == 0 {
-		br.say(&out, 0, 0)
-		return
-	}
-	var held int64
-	f, err := br.n.disks.Find(p.Object.ID())
-	if err != nil {
-		out.Missing, out.Reason = chunks, string(warm.NotCached)
-		if !errors.Is(err, disk.ErrNotPresent) && !errors.Is(err, errNoDisk) {
-			out.Reason, out.Detail = string(warm.DiskFailed), brokenDetails
-		}
-		br.say(&out, 0, 0)
-		return
-	}
-	defer f.Release()
-	for _, c := range chunks {
-		if f.HasAll(br.n.geometry.ChunkSpan(p.Object.Size, c)) {
-			held += br.bytesOf(p.Object, c)
-		} else {
-			out.Missing, out.Reason = append(out.Missing, c), string(warm.NotCached)
-		}
-	}
-	br.say(&out, held, 0)
-}
-
-// drop has all parts gone, those that are in use as soon as they are not.
-func (br *bringer) drop(ctx context.Context) {
-	for i, p := range br.b.Parts {
-		id := p.Object.ID()
-		br.n.cache.Forget(p.Object)
-		out := peer.Outcome{Part: i}
-		end := time.Now().Add(dropPatience)
-		for first := true; ; first = false {
-			f, err := br.n.disks.Find(id)
-			if err != nil {
-				break // it is not there
-			}
-			n := f.CachedBytes()
-			f.Release()
-			if n == 0 {
-				break
-			}
-			if first {
-				br.say(nil, n, 0)
-			}
-			br.n.drop(id)
-			if pause(ctx, dropPoll) != nil {
-				return
-			}
-			if time.Now().After(end) {
-				out.Reason, out.Detail = string(warm.Other), "in use: it goes when its last reader closes it"
-				break
-			}
-		}
-		br.say(&out, 0, 0)
-	}
 }
 
 // piece is how far a part of a fetch is.
@@ -381,12 +318,17 @@ func (pt *piece) chunk(ctx context.Context, index uint32) {
 	case br.isFull():
 		pt.end(index, 0, 0, warm.NoRoom, "the cache of this node is full of what is worth as much")
 		return
+	case br.isSilent():
+		pt.end(index, 0, 0, warm.Unavailable, "not tried: the origin did not answer for what came before")
+		return
 	}
 	if br.rate != nil && br.rate.WaitN(ctx, int(bytes)) != nil {
 		pt.end(index, 0, 0, notOwnedHere, "")
 		return
 	}
+	began := time.Now()
 	reason, detail = br.tryBring(ctx, pt.file, index, span)
+	br.heard(reason, began)
 	if reason != "" {
 		bytes = 0
 	}
@@ -450,6 +392,25 @@ func (br *bringer) isFull() bool {
 		return false
 	}
 	return true
+}
+
+// heard takes note of how a fetch ended that began at a time.
+func (br *bringer) heard(reason warm.Reason, began time.Time) {
+	br.mu.Lock()
+	defer br.mu.Unlock()
+	switch {
+	case reason == "":
+		br.came, br.silent = time.Now(), false
+	case reason == warm.Unavailable && !br.came.After(began):
+		br.silent = true
+	}
+}
+
+// isSilent reports whether asking the origin for more would only take time.
+func (br *bringer) isSilent() bool {
+	br.mu.Lock()
+	defer br.mu.Unlock()
+	return br.silent
 }
 
 // holdsPlace reports whether this node is where a chunk belongs, or acts for who is.
