@@ -30,6 +30,7 @@ type Options struct {
 	Release   string         // name of the release, "" for "shardwell"
 	Namespace string         // "" for "shardwell"
 	Values    map[string]any // over those of the chart
+	Upgrade   bool           // of a release that is there
 	APIs      []string       // groups that the cluster has besides Kubernetes' own, as monitoring.coreos.com/v1
 }
 
@@ -79,7 +80,7 @@ func Render(o Options) (Rendered, error) {
 	if err != nil {
 		return Rendered{}, fmt.Errorf("chart: load %s: %w", o.Dir, err)
 	}
-	rel := common.ReleaseOptions{Name: o.Release, Namespace: o.Namespace, Revision: 1, IsInstall: true}
+	rel := common.ReleaseOptions{Name: o.Release, Namespace: o.Namespace, Revision: 1, IsInstall: !o.Upgrade, IsUpgrade: o.Upgrade}
 	if rel.Name == "" {
 		rel.Name = "shardwell"
 	}

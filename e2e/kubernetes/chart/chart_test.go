@@ -403,4 +403,10 @@ func TestNotes(t *testing.T) {
 	if notes := render(t, "").Notes; !strings.Contains(notes, "shardwell-keyring") || !strings.Contains(notes, "pod-security") {
 		t.Errorf("notes are:\n%s", notes)
 	}
+	for _, upgrade := range []bool{false, true} {
+		r, err := chart.Render(chart.Options{Dir: dir(t), Upgrade: upgrade})
+		if err != nil || strings.Contains(r.Notes, "Keepers run on as they were") != upgrade {
+			t.Errorf("upgrade %v: %v, notes are:\n%s", upgrade, err, r.Notes)
+		}
+	}
 }

@@ -94,6 +94,7 @@ cat > state/kubelet.yaml <<- YAML
 	maxPods: 150
 	# Volumes are published again at each synchronisation: do not make tests of that wait for a minute.
 	syncFrequency: 10s
+	volumeStatsAggPeriod: 5s
 	registerWithTaints: [{key: shardwell.io/not-ready, effect: NoSchedule}]
 	# Images cannot be pulled again: never collect them, and do not evict on a fullish disk.
 	imageGCHighThresholdPercent: 100

@@ -145,6 +145,25 @@ func TestMissingDriver(t *testing.T) {
 	waitEnd(t, p.pod)
 }
 
+// TestMissingDaemon says in an event that the daemon of the node does not answer, and mounts when it does: its options are
+// wrong, which it says in one line.
+func TestMissingDaemon(t *testing.T) {
+	f := put(t, "daemon", 2, 1<<20)
+	restore := sync.OnceFunc(func() { upgrade(t) })
+	t.Cleanup(restore)
+	if err := helm("upgrade", "--set", "config.consistency=sometimes"); err != nil {
+		fail(t, "%v", err)
+	}
+	eventually(t, "the daemon says what is wrong", func() bool {
+		said, _ := run("", "kubectl", "-n", system, "logs", "daemonset/shardwell", "-c", "node")
+		return strings.Contains(said, "\"sometimes\" is none of") && strings.Count(strings.TrimSpace(said), "\n") == 0
+	})
+	p := begin(t, pod{name: "no-daemon", script: f.check("/data"), volume: inline("daemon")})
+	p.waitEvent(t, "FailedMount", "daemon")
+	restore()
+	waitEnd(t, p.pod)
+}
+
 // TestOriginAway says in an event that the origin does not answer, and mounts when it does.
 func TestOriginAway(t *testing.T) {
 	f := put(t, "away", 2, 1<<20)

@@ -25,11 +25,14 @@ spec:
     - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
 `
 
-// TestChartIsAccepted has the API server judge what the chart makes of many values, and the plain manifest.
+// TestChartIsAccepted has Helm judge the chart, and the API server what it makes of many values, and the plain manifest.
 func TestChartIsAccepted(t *testing.T) {
 	apply(t, monitors)
 	kubectl(t, "wait", "--for=condition=Established", "crd/servicemonitors.monitoring.coreos.com", "--timeout=60s")
 	dir := filepath.Join(w.root, "deploy", "helm", "shardwell")
+	if _, err := run("", "helm", "lint", "--strict", dir); err != nil {
+		t.Error(err)
+	}
 	for name, text := range map[string]string{
 		"defaults": "{}",
 		"everything": `{hostNetwork: false, networkPolicy: {enabled: true}, serviceMonitor: {enabled: true}, topology: {rackLabel: example.com/rack},
@@ -81,7 +84,7 @@ func TestExamples(t *testing.T) {
 	if err != nil || len(paths) == 0 {
 		t.Fatal("no examples", err)
 	}
-	running := map[string]bool{"reader": true, "persistent-volume": true, "sidecar": true, "copy": true, "get": true, "warm": true}
+	running := map[string]bool{"reader": true, "persistent-volume": true, "sidecar": true, "copy": true, "get": true, "warm": true, "credentials": true}
 	for _, path := range paths {
 		name := strings.TrimSuffix(filepath.Base(path), ".yaml")
 		t.Run(name, func(t *testing.T) {
@@ -97,6 +100,7 @@ func TestExamples(t *testing.T) {
 				"ghcr.io/shardwell/shardwell:0.1.0", w.image,
 				"bucketName: datasets", "bucketName: "+bucket, "prefix: imagenet", "prefix: examples",
 				"s3://datasets/imagenet", "s3://"+bucket+"/examples", "https://s3.example.com", w.origin.Endpoint(),
+				"AKIAEXAMPLE", w.origin.AccessKey, "replace-me", w.origin.SecretKey,
 			).Replace(string(text)))
 			if name == "warm" {
 				kubectl(t, "wait", "--for=condition=Complete", "job/warm", "--timeout="+patience.String())

@@ -3,6 +3,7 @@ package pods_test
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -25,6 +26,77 @@ func TestInstalled(t *testing.T) {
 	if d := kubectl(t, "get", "csinode", "node-1", "-o", "jsonpath={.spec.drivers[*].name}"); d != "csi.shardwell.io" {
 		t.Errorf("drivers of the node are %q", d)
 	}
+	seeds := kubectl(t, "-n", system, "get", "endpointslices", "-l", "kubernetes.io/service-name=shardwell-seeds", "-o", "jsonpath={.items[*].endpoints[*].addresses[*]}")
+	if seeds != w.node.Host.IP {
+		t.Errorf("seeds are %q", seeds)
+	}
+}
+
+// TestRights looks at what the service account of the product may do, and at who has its token.
+func TestRights(t *testing.T) {
+	for ask, want := range map[string]string{
+		"get nodes": "yes", "patch nodes": "yes", "get csinodes.storage.k8s.io": "yes",
+		"list nodes": "no", "update nodes": "no", "delete nodes": "no", "get pods": "no", "list pods": "no", "get secrets": "no", "create pods": "no",
+		"get configmaps": "no", "get persistentvolumes": "no", "create serviceaccounts/token": "no", "* *": "no",
+	} {
+		args := append([]string{"kubectl", "auth", "can-i"}, strings.Fields(ask)...)
+		got, err := run("", append(args, "--as=system:serviceaccount:"+system+":shardwell", "-n", system)...)
+		if got = strings.TrimSpace(got); got != want { // "no" is an error, too
+			t.Errorf("%s: %q, %v", ask, got, err)
+		}
+	}
+	const token = "/var/run/secrets/kubernetes.io/serviceaccount"
+	for container, want := range map[string]bool{"node": false, "csi": true} {
+		mounts := kubectl(t, "-n", system, "get", "daemonset", "shardwell", "-o",
+			fmt.Sprintf("jsonpath={.spec.template.spec.containers[?(@.name==%q)].volumeMounts[*].mountPath}", container))
+		if strings.Contains(mounts, token) != want {
+			t.Errorf("container %s has a token: %v", container, !want)
+		}
+	}
+}
+
+// TestStatistics has the kubelet tell sizes of volumes: as metrics of a PersistentVolume, and in its summary of an inline one.
+func TestStatistics(t *testing.T) {
+	const n, size = 3, 1 << 20
+	f := put(t, "statistics", n, size)
+	apply(t, staticVolume("statistics"))
+	reads := f.check("/data") + "cd /; exec sleep 3600"
+	for _, p := range []pod{
+		{name: "statistics-static", script: reads, volume: "{name: data, persistentVolumeClaim: {claimName: statistics, readOnly: true}}"},
+		{name: "statistics-inline", script: reads, volume: inline("statistics")},
+	} {
+		waitReady(t, begin(t, p).pod)
+	}
+	for _, name := range []string{"capacity", "used"} {
+		line := fmt.Sprintf(`kubelet_volume_stats_%s_bytes{namespace=%q,persistentvolumeclaim="statistics"} %.6e`, name, users, float64(n*size))
+		eventually(t, "the kubelet has the metric "+line, func() bool {
+			return strings.Contains(kubectl(t, "get", "--raw", "/api/v1/nodes/node-1/proxy/metrics"), line)
+		})
+	}
+	var last string
+	eventually(t, "the summary has the inline volume", func() bool {
+		last = kubectl(t, "get", "--raw", "/api/v1/nodes/node-1/proxy/stats/summary")
+		var summary struct {
+			Pods []struct {
+				PodRef struct{ Name string }
+				Volume []struct {
+					Name                     string
+					CapacityBytes, UsedBytes int64
+				}
+			}
+		}
+		if err := json.Unmarshal([]byte(last), &summary); err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range summary.Pods {
+			for _, v := range p.Volume {
+				if p.PodRef.Name == "statistics-inline" && v.Name == "data" && v.CapacityBytes == n*size && v.UsedBytes == n*size {
+					return true
+				}
+			}
+		}
+		return false
+	})
 }
 
 // TestWholeDataset has a Pod read a WebDataset through an inline volume: every sum is right, and the origin
@@ -108,30 +180,35 @@ func TestVolumeForms(t *testing.T) {
 	}
 }
 
-// TestStaticVolume reads through a PersistentVolume, for many Pods at once.
-func TestStaticVolume(t *testing.T) {
-	f := put(t, "static", 3, 4<<20)
-	apply(t, fmt.Sprintf(`
+// staticVolume returns a PersistentVolume of a prefix, and its claim.
+func staticVolume(prefix string) string {
+	return strings.NewReplacer("NAMESPACE", users, "BUCKET", bucket, "NAME", prefix).Replace(`
 apiVersion: v1
 kind: PersistentVolume
-metadata: {name: static}
+metadata: {name: NAME}
 spec:
   capacity: {storage: 1Gi}
   accessModes: [ReadOnlyMany]
   storageClassName: ""
-  claimRef: {namespace: %s, name: static}
+  claimRef: {namespace: NAMESPACE, name: NAME}
   mountOptions: [file-mode=0444]
-  csi: {driver: csi.shardwell.io, volumeHandle: static, readOnly: true, volumeAttributes: {bucketName: %s, prefix: static}}
+  csi: {driver: csi.shardwell.io, volumeHandle: NAME, readOnly: true, volumeAttributes: {bucketName: BUCKET, prefix: NAME}}
 ---
 apiVersion: v1
 kind: PersistentVolumeClaim
-metadata: {name: static, namespace: %s}
+metadata: {name: NAME, namespace: NAMESPACE}
 spec:
   accessModes: [ReadOnlyMany]
   storageClassName: ""
-  volumeName: static
+  volumeName: NAME
   resources: {requests: {storage: 1Gi}}
-`, users, bucket, users))
+`)
+}
+
+// TestStaticVolume reads through a PersistentVolume, for many Pods at once.
+func TestStaticVolume(t *testing.T) {
+	f := put(t, "static", 3, 4<<20)
+	apply(t, staticVolume("static"))
 	volume := "{name: data, persistentVolumeClaim: {claimName: static, readOnly: true}}"
 	runPods(t, pod{name: "static-a", script: f.check("/data"), volume: volume}, pod{name: "static-b", script: f.check("/data"), volume: volume})
 }
