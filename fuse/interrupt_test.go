@@ -124,7 +124,7 @@ type called struct {
 func call(t *testing.T, mode, path string) *called {
 	t.Helper()
 	c := &called{cmd: exec.Command(os.Args[0]), result: make(chan string, 1)}
-	c.cmd.Env = append(os.Environ(), "SHARDWELL_TEST_CALLER="+mode+":"+path)
+	c.cmd.Env = append(os.Environ(), "SHARDWELL_TEST_CALLER="+mode+":"+path, "GOMAXPROCS=2") // a thread that sends signals runs beside the one that gets them
 	c.cmd.Stderr = os.Stderr
 	out, err := c.cmd.StdoutPipe()
 	if err == nil {
