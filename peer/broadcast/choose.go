@@ -157,7 +157,7 @@ func (p *Plan) comerOf(q *question, from []*filler, g *group, mixed bool) (best 
 	all := true // before this one are members
 	for i := skip; i < min(n, skip+maxLook); i++ {
 		f := from[(start+i)%n]
-		if q.s.members[f.id] != nil {
+		if q.s.includes(f) {
 			if all && g != nil {
 				g.passed = f.place - p.place + 1
 			}

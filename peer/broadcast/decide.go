@@ -186,6 +186,7 @@ func (p *Plan) forget(s *state, member string) {
 	h.gone = true
 	delete(s.members, member)
 	p.holders--
+	s.lost(p.casts[s.chunk.Object].members[member])
 	for _, g := range s.groupsOf(h) {
 		if g != nil {
 			g.passed = min(g.passed, h.place-p.place)

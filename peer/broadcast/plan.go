@@ -38,8 +38,8 @@ type Config struct {
 	// it names, are under way at once, default 3.
 	MaxSends int
 	// MaxChain is how many members receive one after the other before a member that is
-	// nearer to the start is given a second receiver, default 12: each hop costs the
-	// time of one block, and one that breaks holds up those behind it.
+	// nearer to the start is given a second receiver, default 32, which is a rack: each hop costs the
+	// time of one block, but two receivers of one member halve what each gets of its link.
 	MaxChain int
 	// Hot is how long a chunk is remembered after it was last asked for, default 2 min.
 	Hot time.Duration
@@ -73,7 +73,7 @@ func (c *Config) setDefaults() {
 	for _, n := range [...]struct {
 		to  *int
 		def int
-	}{{&c.MaxSends, 3}, {&c.MaxChain, 12}, {&c.MaxLag, 4}, {&c.MaxChunks, 4096},
+	}{{&c.MaxSends, 3}, {&c.MaxChain, 32}, {&c.MaxLag, 4}, {&c.MaxChunks, 4096},
 		{&c.MaxMembers, 16384}, {&c.MaxHolders, 262144}} {
 		if *n.to <= 0 {
 			*n.to = n.def
@@ -145,6 +145,31 @@ type state struct {
 	ages
 	all          group
 	zones, racks map[string]*group // by name
+	// present has a bit for each who fills the object, by its number, and was found to be a member.
+	present []uint64
+}
+
+// includes reports whether one who fills the object is a member of the chunk.
+func (s *state) includes(f *filler) bool {
+	word, bit := f.number/64, uint64(1)<<(f.number%64)
+	if word < len(s.present) && s.present[word]&bit != 0 {
+		return true
+	}
+	if s.members[f.id] == nil {
+		return false
+	}
+	for len(s.present) <= word {
+		s.present = append(s.present, 0)
+	}
+	s.present[word] |= bit
+	return true
+}
+
+// lost notes that one who fills the object is no member of the chunk any more.
+func (s *state) lost(f *filler) {
+	if f != nil && f.number/64 < len(s.present) {
+		s.present[f.number/64] &^= 1 << (f.number % 64)
+	}
 }
 
 // cast is who fills an object now: at most MaxMembers. It lives as long as a chunk of the object is hot.
@@ -153,6 +178,7 @@ type cast struct {
 	begun   time.Time
 	most    int // of filler.asked
 	members map[string]*filler
+	numbers int       // given to members so far
 	circle  []*filler // by place
 	// The same by zone and by rack, where these have names.
 	zones, racks map[string][]*filler
@@ -164,6 +190,7 @@ type filler struct {
 	last           time.Time // it asked for a chunk of the object
 	asked          int       // chunks
 	place          uint64
+	number         int // of those who ever filled the object
 }
 
 // rank is how many of those who fill the object stand between a place in the circle and one behind it.
@@ -187,6 +214,8 @@ func (p *Plan) lags(k *cast, member string) bool {
 }
 
 func (k *cast) add(f *filler) {
+	f.number = k.numbers
+	k.numbers++
 	k.members[f.id] = f
 	k.circle = slices.Insert(k.circle, seat(k.circle, f.place), f)
 	if f.zone != "" {
