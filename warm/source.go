@@ -115,3 +115,19 @@ func (s Source) Wants() iter.Seq[Want] {
 		}
 	}
 }
+
+// Expand returns what a template of names stands for, in its order: at most so many.
+func Expand(s string, most int) ([]string, error) {
+	t, err := parseTemplate(s)
+	if err != nil {
+		return nil, err
+	}
+	if t.count() > uint64(most) {
+		return nil, usagef("%q stands for more than %d names", s, most)
+	}
+	var names []string
+	for name := range t.all() {
+		names = append(names, plain(name))
+	}
+	return names, nil
+}

@@ -115,6 +115,15 @@ func TestGlobs(t *testing.T) {
 	}
 }
 
+func TestExpand(t *testing.T) {
+	if got, err := Expand(`a-{0..1}\{`, 2); err != nil || !slices.Equal(got, []string{"a-0{", "a-1{"}) {
+		t.Errorf("%q, %v", got, err)
+	}
+	if _, err := Expand("{0..2}", 2); err == nil {
+		t.Error("more names than there may be")
+	}
+}
+
 func TestSources(t *testing.T) {
 	for _, tt := range []struct {
 		in   string

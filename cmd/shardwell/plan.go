@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shardwell/shardwell/fuse"
+	"github.com/shardwell/shardwell/warm"
 )
 
 // maxPlanLineBytes bounds a line of a list.
@@ -26,8 +27,9 @@ func newPlan(s streams) *cobra.Command {
 		Short: "Say in which order shards will be read",
 		Long: `Tells the mount that DIR lies in which files are going to be read, in their order, so that the node has
 the next ones fetched before they are opened (--prefetch-shards of the mount: how many). A SHARD is a path relative
-to DIR, one that begins with DIR, or the object's URI. Each rank, or worker, may have a plan of its own: --rank names
-it, and a plan replaces the one of its rank. Without shards it shows how far the plans of the mount are.
+to DIR, one that begins with DIR, or the object's URI; a template ({000..127}, {a,b}) stands for what shells make of
+it. Each rank, or worker, may have a plan of its own: --rank names it, and a plan replaces the one of its rank. Without
+shards it shows how far the plans of the mount are.
 
 Whoever may read the mount may do this, also in a container. Nothing depends on it: a plan that is wrong costs
 reading ahead in vain, up to what readers of the mount may have ahead of them.`,
@@ -44,7 +46,11 @@ reading ahead in vain, up to what readers of the mount may have ahead of them.`,
 	list := cmd.Flags().StringP("file", "f", "", "Take shards from a `FILE`, one a line; - is the standard input.")
 	end := cmd.Flags().Bool("end", false, "End the plan of the rank.")
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
-		dir, shards := args[0], args[1:]
+		dir := args[0]
+		shards, err := expand(args[1:])
+		if err != nil {
+			return err
+		}
 		if *list != "" {
 			more, err := readLines(s.in, *list)
 			if err != nil {
@@ -96,6 +102,22 @@ func runPlan(s streams, dir, rank string, shards []string, give bool) error {
 		return planError(dir, err)
 	}
 	return nil
+}
+
+// expand returns shards without templates: not every shell expands them, and none what is in quotes.
+func expand(shards []string) (all []string, err error) {
+	for _, shard := range shards {
+		if !strings.ContainsRune(shard, '{') {
+			all = append(all, shard)
+			continue
+		}
+		names, err := warm.Expand(shard, fuse.MaxPlanNames)
+		if err != nil {
+			return nil, usagef("%v", err)
+		}
+		all = append(all, names...)
+	}
+	return all, nil
 }
 
 // nameIn returns a shard relative to a directory of a mount, whose URI is source.

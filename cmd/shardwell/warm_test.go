@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -60,5 +61,13 @@ func TestTooManySources(t *testing.T) {
 	args := strings.Fields(strings.Repeat("s3://b/x ", warm.MaxSources+1))
 	if err := (&warmOptions{interrupt: "detach"}).prepare(streams{}, args, false); err == nil || !strings.Contains(err.Error(), "in quotes") {
 		t.Errorf("%v", err)
+	}
+}
+
+// Templates of plans are expanded where no shell has done it.
+func TestPlansOfTemplates(t *testing.T) {
+	got, err := expand([]string{"x", "a{1..2}.tar"})
+	if err != nil || !slices.Equal(got, []string{"x", "a1.tar", "a2.tar"}) {
+		t.Errorf("%q, %v", got, err)
 	}
 }
