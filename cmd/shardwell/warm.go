@@ -344,6 +344,8 @@ func (o *warmOptions) look(ctx context.Context, s streams, w control.Warmer, req
 		return err
 	}
 	switch {
+	case sum.Missing > 0 && do == control.WarmEvict:
+		return partly{fmt.Errorf("%d objects are not gone: %s", sum.Missing, reasons(sum.Counts))}
 	case sum.Missing > 0:
 		return partly{fmt.Errorf("%s missing: %s", areParts(sum.Missing), reasons(sum.Counts))}
 	case len(sum.Short) > 0:

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"sync/atomic"
 	"text/tabwriter"
 	"time"
 
@@ -26,18 +27,18 @@ type shower struct {
 	json    *json.Encoder // nil for people
 	perNode bool
 	bars    *mpb.Progress // nil without a terminal
-	bar     *mpb.Bar
-	nodes   map[string]*mpb.Bar
+	bar     *bar
+	nodes   map[string]*bar
 	begin   time.Time // of the first progress,
 	had     int64     // and the bytes that were there then
 	next    time.Time // line
 }
 
 func (o *warmOptions) shower(s streams) *shower {
-	w := &shower{s: s, perNode: o.perNode, nodes: make(map[string]*mpb.Bar)}
+	w := &shower{s: s, perNode: o.perNode, nodes: make(map[string]*bar)}
 	if o.asJSON {
 		w.json = json.NewEncoder(s.out)
-	} else if f, ok := s.err.(*os.File); ok && isTerminal(f) {
+	} else if f, ok := s.err.(*os.File); ok && hasRoom(f) {
 		w.bars = mpb.New(mpb.WithOutput(f), mpb.WithWidth(48))
 	}
 	return w
@@ -46,6 +47,12 @@ func (o *warmOptions) shower(s streams) *shower {
 func isTerminal(f *os.File) bool {
 	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
 	return err == nil
+}
+
+// hasRoom reports whether bars can be drawn: on a terminal, and one that says how large it is, as some of containers do not.
+func hasRoom(f *os.File) bool {
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	return err == nil && isTerminal(f) && size.Row > 0 && size.Col > 0
 }
 
 // warmEvent is a line of --json.
@@ -131,27 +138,48 @@ func (w *shower) drawBars(p warm.Progress) {
 	if w.bar == nil {
 		w.bar = w.newBar("all", p.Bytes)
 	}
-	w.bar.SetTotal(p.Bytes, false)
-	w.bar.SetCurrent(p.DoneBytes)
+	w.bar.set(p.DoneBytes, p.Bytes, p.FailedParts, p.Checking)
 	for _, n := range p.Nodes {
 		if !w.perNode {
 			break
 		}
-		bar := w.nodes[n.Node]
-		if bar == nil {
-			bar = w.newBar(printable(n.Node), n.Bytes)
-			w.nodes[n.Node] = bar
+		if w.nodes[n.Node] == nil {
+			w.nodes[n.Node] = w.newBar(printable(n.Node), n.Bytes)
 		}
-		bar.SetTotal(n.Bytes, false)
-		bar.SetCurrent(n.DoneBytes)
+		w.nodes[n.Node].set(n.DoneBytes, n.Bytes, n.Failed, false)
 	}
 }
 
-func (w *shower) newBar(name string, bytes int64) *mpb.Bar {
-	return w.bars.AddBar(bytes,
+// bar is one line of a terminal.
+type bar struct {
+	*mpb.Bar
+	failed   atomic.Int64 // parts, so far
+	checking atomic.Bool
+}
+
+func (b *bar) set(done, of, failed int64, checking bool) {
+	b.failed.Store(failed)
+	b.checking.Store(checking)
+	b.SetTotal(of, false)
+	b.SetCurrent(done)
+}
+
+// tail is what stands at the end of the line.
+func (b *bar) tail(decor.Statistics) string {
+	text := failures(b.failed.Load())
+	if b.checking.Load() {
+		text += ", checking"
+	}
+	return text
+}
+
+func (w *shower) newBar(name string, bytes int64) *bar {
+	b := &bar{}
+	b.Bar = w.bars.AddBar(bytes,
 		mpb.PrependDecorators(decor.Name(name, decor.WCSyncSpaceR), decor.CountersKibiByte("% .1f / % .1f", decor.WCSyncSpace)),
 		mpb.AppendDecorators(decor.NewPercentage("%d", decor.WCSyncSpace), decor.AverageSpeed(decor.SizeB1024(0), "% .1f", decor.WCSyncSpace),
-			decor.AverageETA(decor.ET_STYLE_GO, decor.WCSyncSpace)))
+			decor.AverageETA(decor.ET_STYLE_GO, decor.WCSyncSpace), decor.Any(b.tail)))
+	return b
 }
 
 // stop takes the bars away.
@@ -215,7 +243,11 @@ func (w *shower) found(sum control.WarmSum, do control.WarmLook) error {
 	case control.WarmCheck:
 		fmt.Fprintf(w.s.err, "; %s are where they should be\n", size(sum.HeldBytes))
 	case control.WarmEvict:
-		fmt.Fprintf(w.s.err, "; %s were held and are gone, pins were taken back\n", size(sum.HeldBytes))
+		gone := "and are gone"
+		if sum.Missing > 0 {
+			gone = "and all is gone but what is named"
+		}
+		fmt.Fprintf(w.s.err, "; %s were held %s, pins were taken back\n", size(sum.HeldBytes), gone)
 	case control.WarmUnpin:
 		fmt.Fprintf(w.s.err, "; pins were taken back\n")
 	default:

@@ -126,7 +126,7 @@ func (r *warmRun) room(ctx context.Context) (short []warm.Short, err error) {
 func tooLarge(short []warm.Short) string {
 	var parts []string
 	for _, s := range short[:min(len(short), 3)] {
-		parts = append(parts, fmt.Sprintf("%s would have to keep %d bytes and has room for %d", s.Node, s.NeedBytes, s.RoomBytes))
+		parts = append(parts, fmt.Sprintf("%s would have to keep %.1f MiB and has room for %.1f MiB", s.Node, mib(s.NeedBytes), mib(s.RoomBytes)))
 	}
 	more := ""
 	if len(short) > len(parts) {
@@ -134,6 +134,8 @@ func tooLarge(short []warm.Short) string {
 	}
 	return "it does not fit: " + strings.Join(parts, "; ") + more + ": name less, or go on all the same with --force"
 }
+
+func mib(bytes int64) float64 { return float64(bytes) / (1 << 20) }
 
 // pin pins what a survey is about, for so long from now.
 func (s *survey) pin(ctx context.Context, ttl time.Duration) error {
