@@ -57,7 +57,7 @@ type Config struct {
 	MinFree Bytes `name:"min-free" scope:"node"`
 	// Part of each cache directory that is kept for data passing through to other nodes. Default (0): 5 % of its size, and 16Gi in directories from 128Gi on; less in smaller ones, 1/64 below 18Gi.
 	Transit Bytes `name:"transit" scope:"node"`
-	// Bytes a second at which each node hands on what it does not own any more, after the cluster has changed.
+	// Bytes a second at which each node hands on what it does not own any more, after the cluster has changed, and takes what it owns by then.
 	MoveRate Bytes `name:"move-rate" scope:"node"`
 	// How long one call to the disk of a cache directory may take before reads go elsewhere.
 	DiskTimeout Duration `name:"disk-timeout" scope:"node"`

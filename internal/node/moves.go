@@ -8,11 +8,15 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/shardwell/shardwell/cache"
 	"github.com/shardwell/shardwell/cache/disk"
 	"github.com/shardwell/shardwell/internal/chunk"
+	"github.com/shardwell/shardwell/internal/config"
 	"github.com/shardwell/shardwell/internal/control"
 	"github.com/shardwell/shardwell/objstore"
+	"github.com/shardwell/shardwell/peer/member"
 	"github.com/shardwell/shardwell/peer/ring"
 )
 
@@ -212,6 +216,9 @@ func (n *Node) take(ctx context.Context, obj chunk.Object, chunks []uint32) (tak
 			if !n.roomFor(obj.ID()) {
 				break // what would be fetched would not be kept
 			}
+			if err = n.mayTake(ctx, obj, span); err != nil {
+				return taken, err
+			}
 			if err = f.Bring(ctx, i, false); err != nil {
 				return taken, err
 			}
@@ -221,6 +228,26 @@ func (n *Node) take(ctx context.Context, obj chunk.Object, chunks []uint32) (tak
 		}
 	}
 	return taken, nil
+}
+
+// newTaking bounds what a node takes from all who hand on to it.
+func newTaking(cfg config.Config) *rate.Limiter {
+	if cfg.MoveRate <= 0 {
+		return rate.NewLimiter(rate.Inf, 0)
+	}
+	return rate.NewLimiter(rate.Limit(cfg.MoveRate), int(cfg.Geometry().ChunkBytes))
+}
+
+// mayTake waits until a chunk may be taken: however many members hand on to a newcomer, its link and its disk have readers as well. Who
+// drains is in a hurry, and not waited with.
+func (n *Node) mayTake(ctx context.Context, obj chunk.Object, span chunk.Span) error {
+	for _, m := range n.cluster.group.Members() {
+		if m.Draining && m.State != member.Down {
+			return nil
+		}
+	}
+	_, bytes := n.geometry.Bytes(obj.Size, span)
+	return n.taking.WaitN(ctx, int(bytes))
 }
 
 // roomFor reports whether the directory of an object takes more of what this node owns.

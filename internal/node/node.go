@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
 
 	"github.com/shardwell/shardwell/cache"
 	"github.com/shardwell/shardwell/cache/mem"
@@ -64,6 +65,7 @@ type Node struct {
 	uses    *datasets     // how datasets are used, here and elsewhere
 	fills   fills         // which of them are fetched before they are read
 	offer   offer         // of keepOffering, once the node runs
+	taking  *rate.Limiter // bytes that others hand on to this node
 	left    chan struct{} // closed when the node was drained and is to end
 	leaving sync.Once
 
@@ -124,7 +126,7 @@ func Resume(cfg config.Config, log *slog.Logger, turn *Turn) (_ *Node, err error
 	n.origins = newOrigins(cfg, log)
 	n.origins.foreign = n.foreign.add
 	n.recallOffer()
-	n.budgets, n.jobs = newBudgets(n), newJobs(n)
+	n.budgets, n.jobs, n.taking = newBudgets(n), newJobs(n), newTaking(cfg)
 	n.origins.pace = n.budgets.pace
 	if n.cluster, err = openCluster(n); err != nil {
 		return nil, err
