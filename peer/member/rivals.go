@@ -76,8 +76,12 @@ func (g *Group) askRivals(ctx context.Context, all []process) {
 	}
 }
 
-// answers reports whether the very process p lives: another at its address does not answer for it.
+// answers reports whether the very process p lives: another at its address does not answer for it. One
+// that had this member's own address is gone, or this one could not listen there.
 func (g *Group) answers(ctx context.Context, p process) bool {
+	if p.addr == g.self {
+		return false
+	}
 	for range rivalPings {
 		if ctx.Err() != nil {
 			return false
