@@ -173,3 +173,63 @@ func TestHandOverOtherOptions(t *testing.T) {
 		t.Errorf("%v, %v", s, err)
 	}
 }
+
+// A successor knows what names there are: who goes on with a directory, lists it again or opens what is in it waits
+// for no question, and while the origin is silent that goes on as it would have without a change of servers.
+func TestHandOverOfNames(t *testing.T) {
+	o := newOrigin()
+	for i := range 300 {
+		o.put(fmt.Sprintf("many/%04d", i), []byte("x"))
+	}
+	o.put("byname", []byte("y"))
+	m := mount(t, o, func(c *Config) { c.State, c.Consistency = newProcessState(), Consistency{TTL: time.Hour} })
+	want := names(t, m.path("many"))
+	if got := content(t, m.path("byname")); got != "y" {
+		t.Fatal(got)
+	}
+	fd, err := openRaw(m.path("many"), unix.O_DIRECTORY)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	buf := make([]byte, 1<<10)
+	n, err := unix.Getdents(fd, buf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, count, _ := unix.ParseDirent(buf[:n], -1, nil)
+
+	next := m.successor(t)
+	if got := names(t, next.path("many")); !slices.Equal(got, want) {
+		t.Errorf("%d names, before %d", len(got), len(want))
+	}
+	if got := content(t, next.path("many/0007")); got != "x" {
+		t.Error(got)
+	}
+	if pages, heads := next.Stats().ListPages.Load(), next.Stats().Heads.Load(); pages+heads != 0 {
+		t.Errorf("the successor asked for %d pages and %d names", pages, heads)
+	}
+
+	speak := o.hush()
+	defer speak()
+	last := next.successorOf(t, func(s *Session) { s.cfg.Consistency.TTL = time.Nanosecond }) // all that is known is old
+	for {
+		if n, err = unix.Getdents(fd, buf); err != nil || n == 0 {
+			break
+		}
+		_, k, _ := unix.ParseDirent(buf[:n], -1, nil)
+		count += k
+	}
+	if err != nil || count != len(want) {
+		t.Errorf("the directory read across: %d names, %v", count, err)
+	}
+	for name, data := range map[string]string{"byname": "y", "many/0100": "x"} {
+		var st unix.Stat_t
+		if err := unix.Stat(last.path(name), &st); err != nil {
+			t.Errorf("stat %s: %v", name, err)
+		}
+		if got := content(t, last.path(name)); got != data {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}

@@ -33,7 +33,7 @@ func (t *dirTable) of(d *snapshot.Dir) *directory {
 	defer t.mu.Unlock()
 	dir := t.all[d]
 	if dir == nil {
-		dir = &directory{snap: d}
+		dir = &directory{snap: d, since: d.Listed()}
 		t.all[d] = dir
 	}
 	return dir
@@ -76,14 +76,14 @@ func (dir *directory) completeSince() time.Time {
 
 // forget makes the directory count as never listed, and what is known of its names
 // that begin with prefix as never verified.
-func (dir *directory) forget(prefix string) {
+func (dir *directory) forget(prefix string) error {
 	dir.mu.Lock()
 	defer dir.mu.Unlock()
 	dir.since = time.Time{}
 	if dir.listing != nil {
 		dir.listing.void, dir.listing.passed = true, false
 	}
-	dir.snap.Distrust(prefix)
+	return dir.snap.Distrust(prefix)
 }
 
 // verdict on an entry in the middle of a listing.
@@ -368,10 +368,11 @@ func (s *Session) complete(dir *directory, l *listing, before uint32, began snap
 			return err
 		}
 	}
-	if !l.void {
-		dir.since = l.oldest
+	if l.void {
+		return nil
 	}
-	return nil
+	dir.since = l.oldest
+	return dir.snap.SetListed(l.oldest)
 }
 
 // keepUp pauses a listing that is far ahead of its readers. It returns an error when

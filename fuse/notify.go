@@ -3,6 +3,7 @@ package fuse
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"strings"
 	"syscall"
 
@@ -23,16 +24,22 @@ type notice struct {
 // session and in the kernel: the next look-up or open asks anew. It waits until the
 // kernel was told, or the session or ctx ends. Open files go on.
 func (s *Session) Forget(ctx context.Context, prefix string) error {
+	var errs []error
 	s.store.Dirs(func(d *snapshot.Dir) bool {
 		if strings.HasPrefix(d.Prefix, prefix) {
-			s.dirs.of(d).forget("")
+			errs = append(errs, s.dirs.of(d).forget(""))
 		} else if rest, ok := strings.CutPrefix(prefix, d.Prefix); ok {
 			name, _, _ := strings.Cut(rest, "/") // the one on the way down, or the beginning of some
-			s.dirs.of(d).forget(name)
+			errs = append(errs, s.dirs.of(d).forget(name))
 		}
 		return true
 	})
 	s.absent.forget()
+	return errors.Join(append(errs, s.tellKernel(ctx, prefix))...)
+}
+
+// tellKernel has the kernel drop what it knows under a key prefix.
+func (s *Session) tellKernel(ctx context.Context, prefix string) error {
 	n := notice{prefix: prefix, done: make(chan struct{})}
 	select {
 	case <-s.ready:

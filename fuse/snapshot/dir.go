@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"hash/maphash"
-	"strings"
 	"sync"
 	"time"
 
@@ -28,6 +27,7 @@ type Dir struct {
 	names    uint32   // slots of table in use
 	replaced bool     // some record replaces another
 	distrust Question // grows with each Distrust
+	listed   int64    // offset of its kindListed; 0 = it has none
 
 	// Under Store.mu:
 	counts   Counts // of its newest records
@@ -170,10 +170,7 @@ func (d *Dir) Put(e tree.Entry, at time.Time, q Question) (index uint32, changed
 		}
 		r.flags = flagReplaces
 	}
-	index, err = d.add(r, slot, known)
-	if err == nil {
-		d.verified[index] = d.ticks(at, q)
-	}
+	index, err = d.add(r, slot, known, d.ticks(at, q))
 	return index, err == nil, err
 }
 
@@ -191,22 +188,24 @@ func (d *Dir) Remove(name string, at time.Time, q Question) error {
 		d.verified[index] = max(d.verified[index], t)
 		return nil
 	}
-	index, err := d.add(record{serial: d.Serial, kind: kindGone, flags: flagReplaces, name: name}, slot, true)
-	if err == nil {
-		d.verified[index] = d.ticks(at, q)
-	}
+	_, err := d.add(record{serial: d.Serial, kind: kindGone, flags: flagReplaces, name: name}, slot, true, d.ticks(at, q))
 	return err
 }
 
-// add appends a record and points its name to it; mu is held.
-func (d *Dir) add(r record, slot uint32, known bool) (uint32, error) {
+// add appends a record that was verified at a tick and points its name to it; mu is held.
+func (d *Dir) add(r record, slot uint32, known bool, verified uint32) (uint32, error) {
+	if verified == 0 {
+		r.flags |= flagDoubtful
+	}
 	d.store.mu.Lock()
 	defer d.store.mu.Unlock()
 	off, err := d.store.appendLocked(r)
 	if err != nil {
 		return 0, err
 	}
-	return d.index(uint32(off/recordAlign), r.name, r.flags&flagReplaces != 0, slot, known), nil
+	index := d.index(uint32(off/recordAlign), r.name, r.flags&flagReplaces != 0, slot, known)
+	d.verified[index] = verified
+	return index, nil
 }
 
 // index takes a record into the arrays and the counts; mu and store.mu are held, or
@@ -234,50 +233,6 @@ func (d *Dir) index(off uint32, name string, replaces bool, slot uint32, known b
 	d.table[slot] = i + 1
 	d.names++
 	return i
-}
-
-// Verified returns when the record with an index was last known to be true, the
-// zero time when never.
-func (d *Dir) Verified(index uint32) time.Time {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
-	v := d.verified[index]
-	if v == 0 {
-		return time.Time{}
-	}
-	return d.store.epoch.Add(time.Duration(v-1) * tick)
-}
-
-// Distrust makes the records of names that begin with prefix count as never verified,
-// and so what is asked now and not answered yet.
-func (d *Dir) Distrust(prefix string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.distrust++
-	if prefix == "" {
-		clear(d.verified)
-		return
-	}
-	for i, off := range d.offsets {
-		if strings.HasPrefix(string(d.store.view(off, false).Name), prefix) {
-			d.verified[i] = 0
-		}
-	}
-}
-
-// ticks is when an answer verified what it says; 0 = never. mu is held.
-func (d *Dir) ticks(at time.Time, q Question) uint32 {
-	if q != d.distrust {
-		return 0
-	}
-	return d.store.ticks(at)
-}
-
-func (s *Store) ticks(at time.Time) uint32 {
-	if at.Before(s.epoch) {
-		return 0
-	}
-	return uint32(at.Sub(s.epoch)/tick) + 1
 }
 
 var seed = maphash.MakeSeed()

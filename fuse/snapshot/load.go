@@ -14,7 +14,7 @@ import (
 var errDamaged = errors.New("damaged record")
 
 // load maps the log and reads its records up to the first that was not finished.
-func (s *Store) load(identity string) error {
+func (s *Store) load(identity string, now time.Time) error {
 	var segments [][]byte
 	take := func(f *os.File, from int64) (int64, error) {
 		info, err := f.Stat()
@@ -69,6 +69,7 @@ func (s *Store) load(identity string) error {
 	if s.dirs[rootSerial] == nil {
 		return errDamaged
 	}
+	s.trustListings(now)
 	// A record that was being written leaves bytes behind the end; the next must
 	// find zeros where its own padding is.
 	if rest := segmentBytes - s.end%segmentBytes; rest < segmentBytes && s.touch(s.end, rest) {
@@ -124,7 +125,12 @@ func (s *Store) loadRecord(identity string) (int64, error) {
 			return 0, errDamaged
 		}
 		slot, known := d.slot(text)
-		d.index(uint32(s.end/recordAlign), text, b[offFlags]&flagReplaces != 0, slot, known)
+		i := d.index(uint32(s.end/recordAlign), text, b[offFlags]&flagReplaces != 0, slot, known)
+		if b[offFlags]&flagDoubtful == 0 {
+			d.verified[i] = longAgo
+		}
+	case kindListed, kindDistrust:
+		return n, s.loadNote(b, text)
 	default:
 		return 0, errDamaged
 	}

@@ -10,7 +10,8 @@
 //
 // All directories share one file, names.log: records of a mount's directories in
 // the order in which they were learnt. A changed entry is a new record, a vanished
-// one a record that says so; nothing is ever overwritten. Opening reads the file
+// one a record that says so. What is overwritten is when a directory was known in
+// full last, and nothing else. Opening reads the file
 // once (some 100 ms for a million names). When the disk takes no more, the log goes
 // on in memory, in a [Spill] if there is one, which a successor finds as well: a full
 // disk costs names nothing, and one that does not answer a moment ([Spill.InTime]). Pages of a file that
@@ -55,12 +56,15 @@ const (
 	kindSerial   = 4 // a directory got a serial: offSize holds its node id, the name is its key prefix
 	kindFiller   = 5 // the rest of a segment
 	kindIdentity = 6 // first record: whose names these are
+	kindListed   = 7 // a directory is known in full as of offTime, which is overwritten when it is again; 0 = it is not
+	kindDistrust = 8 // what is known so far of names of a directory that begin with the name counts as never verified
 )
 
 // Flags of a record.
 const (
 	flagReplaces = 1 << iota // an earlier record of the directory has the same name
 	flagHexETag              // the ETag is 16 bytes, shown as 32 hexadecimal digits
+	flagDoubtful             // it was never verified: the answer was to a question from before a Distrust
 )
 
 // RootID is the node id of the mount's own directory, as FUSE has it.
@@ -73,7 +77,7 @@ const asideID = 2
 const rootSerial = 1
 
 // layoutVersion opens the identity record.
-const layoutVersion = "shardwell names 1\n"
+const layoutVersion = "shardwell names 2\n"
 
 // epochBefore is how long before the store was opened answers may come from. Ticks
 // since then fit 32 bits for some seven years.
@@ -176,7 +180,8 @@ func (s *Store) lose(err error) {
 }
 
 // Open reads the store that another process made in dir for the same mount and does
-// not write any more. Everything in it counts as never verified.
+// not write any more. What it knew counts as verified long ago, and where a directory was listed,
+// as of then.
 func Open(dir, identity string, now time.Time, spill Spill, onLost func(error)) (*Store, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "names.log"), os.O_RDWR, 0)
 	if err != nil {
@@ -193,7 +198,7 @@ func OpenFile(f *os.File, identity string, now time.Time, spill Spill, onLost fu
 		path = f.Name()
 	}
 	s := newStore(path, f, now, spill, onLost)
-	if err := s.load(identity); err != nil {
+	if err := s.load(identity, now); err != nil {
 		return nil, errors.Join(fmt.Errorf("open listing snapshot %s: %w", path, err), s.Close())
 	}
 	return s, nil

@@ -79,12 +79,12 @@ func TestVersions(t *testing.T) {
 	if k, changed := put(t, d, one, now.Add(4*time.Second)); !changed || d.Current(i) != k {
 		t.Errorf("back again: %d, %v", k, changed)
 	}
-	d.Distrust("f")
+	distrust(t, d, "f")
 	if k, _ := d.Find("f"); !d.Verified(k).IsZero() {
 		t.Error("still trusted")
 	}
 	asked := d.Ask()
-	d.Distrust("other")
+	distrust(t, d, "other")
 	if _, _, err := d.Put(one, now.Add(5*time.Second), asked); err != nil || !d.Verified(d.Current(i)).IsZero() {
 		t.Errorf("trusted on an answer to what was asked before: %v", err)
 	}
