@@ -79,8 +79,10 @@ func (s *Session) Device() (*os.File, error) {
 func (s *Session) DeviceNumber() string { return s.device }
 
 // Adopt goes on with the mount of a predecessor in dir; dev is what its HandOver
-// returned, or its keeper. The session takes dev over. The predecessor must be gone.
-func (s *Session) Adopt(dev *os.File, dir string) error {
+// returned, or its keeper, and device the number of the file system as "major:minor", "" if
+// that is not known: another may be mounted on dir by now. The session takes dev over. The
+// predecessor must be gone.
+func (s *Session) Adopt(dev *os.File, dir, device string) error {
 	if request, _ := s.state.Init(); request == nil && !s.cfg.Resume || s.dev >= 0 {
 		return fmt.Errorf("adopt %s: no state of a predecessor, or mounted already", dir)
 	}
@@ -88,7 +90,7 @@ func (s *Session) Adopt(dev *os.File, dir string) error {
 	if err != nil {
 		return fmt.Errorf("adopt %s: %w", dir, err)
 	}
-	s.attach(fd, Canonical(dir))
+	s.attach(fd, Canonical(dir), device)
 	s.adopted = true
 	return nil
 }

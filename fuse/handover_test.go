@@ -44,7 +44,7 @@ func (m *testMount) successorOf(t *testing.T, change func(*Session)) *testMount 
 			t.Errorf("close: %v", err)
 		}
 	})
-	if err := s.Adopt(dev, m.dir); err != nil {
+	if err := s.Adopt(dev, m.dir, ""); err != nil {
 		t.Fatal(err)
 	}
 	change(s)

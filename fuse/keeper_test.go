@@ -183,7 +183,7 @@ func serveKept(base string) error {
 	if len(sessions) == 0 {
 		err = s.Mount(filepath.Join(base, "mnt"))
 	} else {
-		err = s.Adopt(sessions[0].Dev, sessions[0].Dir)
+		err = s.Adopt(sessions[0].Dev, sessions[0].Dir, sessions[0].Device)
 	}
 	if err != nil {
 		return err

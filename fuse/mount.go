@@ -174,6 +174,21 @@ func deviceOf(dir string) string {
 	return fmt.Sprintf("%d:%d", st.Dev_major, st.Dev_minor)
 }
 
+// deviceBehind returns the device of the file system that a kernel's end belongs to, "" when the
+// kernel does not say, as older ones do not.
+func deviceBehind(dev int) string {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", dev))
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(text)) {
+		if minor, ok := strings.CutPrefix(line, "fuse_connection:"); ok {
+			return "0:" + strings.TrimSpace(minor)
+		}
+	}
+	return ""
+}
+
 // parseMount reads a line of mountinfo: id, parent, device, root, mount point,
 // options, optional fields, "-", type, source, options.
 func parseMount(line string) (MountEntry, bool) {

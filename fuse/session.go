@@ -1,6 +1,7 @@
 package fuse
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -266,16 +267,16 @@ func (s *Session) Mount(dir string) error {
 	if err != nil {
 		return err
 	}
-	s.attach(fd, dir)
+	s.attach(fd, dir, "")
 	return nil
 }
 
-func (s *Session) attach(fd int, dir string) {
+func (s *Session) attach(fd int, dir, device string) {
 	s.devMu.Lock()
 	s.dev = fd
 	s.devMu.Unlock()
 	s.dir.Store(&dir)
-	s.device = deviceOf(dir)
+	s.device = cmp.Or(deviceBehind(fd), device, deviceOf(dir))
 }
 
 // mounted reports whether our mount is still where it was made, and not another.

@@ -166,7 +166,7 @@ func heir(t *testing.T, m *Session, dir string) *testMount {
 	cfg.State, cfg.Resume, cfg.Listings = area, true, duplicate(m.ListingsFile())
 	s, err := New(cfg)
 	if err == nil {
-		err = s.Adopt(dev, dir)
+		err = s.Adopt(dev, dir, "")
 	}
 	if err != nil {
 		t.Fatal(err)

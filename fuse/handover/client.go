@@ -22,12 +22,22 @@ const askPatience = 30 * time.Second
 type Client struct {
 	packets
 	socket  string
-	ask     sync.Mutex // one question at a time
-	answers chan message
 	yield   chan struct{} // closed when another server wants to take over
 	gone    chan struct{} // closed when the connection has ended, also by Close
 	reading sync.WaitGroup
 	closing sync.Once
+
+	mu     sync.Mutex // held from queueing a question to having sent it
+	asking []*question
+}
+
+// question is one that is not answered yet. Answers come in the order of questions; one that
+// nobody waits for any more is still to come, and is not another's.
+type question struct {
+	message
+	left int           // messages of the answer that are to come, once the first has come; the reader's
+	got  chan message  // the answer
+	quit chan struct{} // closed when nobody waits for it
 }
 
 // Dial connects to the keeper behind a socket; name is how it calls this server in its log.
@@ -46,7 +56,7 @@ func Dial(socket, name string) (*Client, error) {
 	}
 	c := &Client{
 		packets: packets{fileOf(fd, socket)}, socket: socket,
-		answers: make(chan message), yield: make(chan struct{}), gone: make(chan struct{}),
+		yield: make(chan struct{}), gone: make(chan struct{}),
 	}
 	c.reading.Go(c.read)
 	if _, err := c.call(message{op: opHello, texts: []string{name}}); err != nil {
@@ -58,11 +68,11 @@ func Dial(socket, name string) (*Client, error) {
 
 // read passes on what comes until the connection ends.
 func (c *Client) read() {
+	defer close(c.gone)
 	told := false
 	for {
 		m, err := c.receive()
 		if err != nil {
-			close(c.gone)
 			return
 		}
 		if m.op == opYield {
@@ -72,13 +82,68 @@ func (c *Client) read() {
 			}
 			continue
 		}
-		select {
-		case c.answers <- m:
-		case <-time.After(askPatience): // nobody asked
+		q := c.answered(m)
+		if q == nil { // nobody ever asked
 			m.closeFiles()
 			_ = c.f.Close()
+			return
+		}
+		select {
+		case q.got <- m:
+		case <-q.quit:
+			c.undo(q, m)
 		}
 	}
+}
+
+// answered returns whose answer m is, or is a part of.
+func (c *Client) answered(m message) *question {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.asking) == 0 {
+		return nil
+	}
+	q := c.asking[0]
+	if q.left == 0 {
+		q.left = 1
+		if m.op == opDone && (q.op == opLook || q.op == opClaim) {
+			q.left += int(m.n)
+		}
+	}
+	if q.left--; q.left == 0 {
+		c.asking = c.asking[1:]
+	}
+	return q
+}
+
+// undo takes back what a keeper did for somebody who does not wait any more: a mount that it
+// has and nobody knows of would be given up by it.
+func (c *Client) undo(q *question, m message) {
+	m.closeFiles()
+	if m.op != opDone || q.op != opMount && q.op != opDeposit {
+		return
+	}
+	if q.op == opMount {
+		if device, err := deviceOf(q.text(0)); err == nil && device == m.text(0) {
+			_ = unix.Unmount(q.text(0), unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
+		}
+	}
+	if drop, err := c.put(message{op: opDrop, id: m.id}); err == nil {
+		close(drop.quit)
+	}
+}
+
+// put asks a question. Whoever did closes quit.
+func (c *Client) put(m message) (*question, error) {
+	q := &question{message: m, got: make(chan message), quit: make(chan struct{})}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.asking = append(c.asking, q)
+	if err := c.send(m); err != nil {
+		c.asking = c.asking[:len(c.asking)-1]
+		return nil, c.failed(err)
+	}
+	return q, nil
 }
 
 // Yield is closed when another server wants to take over: this one is to end.
@@ -92,35 +157,26 @@ func (c *Client) Gone() <-chan struct{} { return c.gone }
 func (c *Client) Close() {
 	c.closing.Do(func() {
 		_ = c.f.Close()
-		for {
-			select {
-			case m := <-c.answers:
-				m.closeFiles()
-				continue
-			case <-c.gone:
-			}
-			break
-		}
 		c.reading.Wait()
 	})
 }
 
 // call asks a question that is answered at once.
 func (c *Client) call(m message) (message, error) {
-	c.ask.Lock()
-	defer c.ask.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), askPatience)
 	defer cancel()
-	if err := c.send(m); err != nil {
-		return message{}, c.failed(err)
+	q, err := c.put(m)
+	if err != nil {
+		return message{}, err
 	}
-	return c.next(ctx)
+	defer close(q.quit)
+	return c.next(ctx, q)
 }
 
-// next returns the next answer. Callers hold ask.
-func (c *Client) next(ctx context.Context) (message, error) {
+// next returns the next message of an answer.
+func (c *Client) next(ctx context.Context, q *question) (message, error) {
 	select {
-	case m := <-c.answers:
+	case m := <-q.got:
 		if m.op == opFailed {
 			m.closeFiles()
 			return message{}, errors.New(m.text(0))
@@ -129,7 +185,7 @@ func (c *Client) next(ctx context.Context) (message, error) {
 	case <-c.gone:
 		return message{}, c.failed(errors.New("it has ended"))
 	case <-ctx.Done():
-		return message{}, c.failed(ctx.Err())
+		return message{}, c.failed(fmt.Errorf("no answer: %w", ctx.Err()))
 	}
 }
 
@@ -155,18 +211,18 @@ func (c *Client) Claim(ctx context.Context, replace bool) ([]Session, error) {
 
 // sessions asks for sessions and takes them.
 func (c *Client) sessions(ctx context.Context, m message, with bool) (all []Session, err error) {
-	c.ask.Lock()
-	defer c.ask.Unlock()
-	if err := c.send(m); err != nil {
-		return nil, c.failed(err)
+	q, err := c.put(m)
+	if err != nil {
+		return nil, err
 	}
-	first, err := c.next(ctx)
+	defer close(q.quit)
+	first, err := c.next(ctx, q)
 	if err != nil {
 		return nil, err
 	}
 	for range first.n {
 		var s Session
-		m, err := c.next(ctx)
+		m, err := c.next(ctx, q)
 		if err == nil {
 			s, err = sessionOf(m, with)
 		}

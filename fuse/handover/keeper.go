@@ -20,6 +20,10 @@ const (
 	DefaultGiveUp      = 60 * time.Second
 	DefaultStartWithin = 5 * time.Minute
 	lookEvery          = 500 * time.Millisecond // at mounts that nobody serves
+	// lookLate is how late a look may be; what is beyond that is time in which the keeper itself was
+	// stopped, and counts for nobody: what it was told meanwhile is yet to be read.
+	lookLate    = 2 * time.Second
+	acceptPause = time.Second // when there are no descriptors for connections
 )
 
 // Keeper holds mounts while nobody serves them.
@@ -27,7 +31,8 @@ type Keeper struct {
 	// GiveUp is how long a mount may be without a server before it is aborted; a server that
 	// has it and does not serve yet does not count.
 	GiveUp time.Duration
-	// StartWithin is how long such a server may take.
+	// StartWithin is how long such a server may take, and how long one that has said
+	// repeatedly that it serves may not say so any more: it hangs then.
 	StartWithin time.Duration
 	Logf        func(format string, args ...any)
 
@@ -38,6 +43,7 @@ type Keeper struct {
 	server   *conn   // that has claimed the sessions; nil when none has
 	queue    []*conn // that wait to be it
 	ending   bool
+	looked   time.Time // by look
 	group    sync.WaitGroup
 }
 
@@ -49,7 +55,8 @@ type held struct {
 	dev             int
 	rest            []int // area, listings
 	serving         bool
-	since, reported time.Time // when it was served last; when its server got it
+	repeats         bool      // its server says again and again that it serves
+	since, reported time.Time // when it was served last; when its server got it, or last said that it serves
 }
 
 // conn is a connection of a server, or of one to be.
@@ -94,6 +101,10 @@ func (k *Keeper) Run(ctx context.Context, socket *Socket) error {
 				_ = c.f.Close()
 			}
 			return nil
+		case noRoom(err):
+			k.Logf("take connections: %v: tried again", err)
+			wait(ctx, acceptPause)
+			continue
 		case err != nil:
 			return fmt.Errorf("take connections: %w", err)
 		case c == nil:
@@ -105,6 +116,20 @@ func (k *Keeper) Run(ctx context.Context, socket *Socket) error {
 			continue
 		}
 		k.group.Go(func() { k.serve(c) })
+	}
+}
+
+// noRoom reports whether a connection cannot be taken now, and may be later: no reason to end.
+func noRoom(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOBUFS)
+}
+
+func wait(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
 	}
 }
 
@@ -145,24 +170,39 @@ func (k *Keeper) admit(ctx context.Context, c *conn) bool {
 }
 
 // serve answers a connection until it ends, which says that the process at the other end
-// has, with all its threads.
+// has, with all its threads. The keeper itself does not end that of a server for what it says: that
+// lives, and serves, and would have a successor beside it.
 func (k *Keeper) serve(c *conn) {
 	defer k.lost(c)
 	for {
 		m, err := c.receive()
-		if err != nil {
+		bad := errors.Is(err, errMessage) || errors.Is(err, errFiles)
+		switch {
+		case bad && k.isServer(c):
+			k.complain(c, err)
+			err = c.tell(message{op: opFailed, texts: []string{err.Error()}})
+		case err != nil:
 			if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
 				k.complain(c, err)
 			}
 			return
+		default:
+			err = k.answer(c, &m)
+			m.closeFiles()
 		}
-		err = k.answer(c, &m)
-		m.closeFiles()
 		if err != nil {
 			k.complain(c, err)
-			return
+			if !k.isServer(c) {
+				return
+			}
 		}
 	}
+}
+
+func (k *Keeper) isServer(c *conn) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.server == c
 }
 
 // complain logs why a connection ends, unless the keeper ends it.
@@ -180,7 +220,9 @@ func (k *Keeper) answer(c *conn, m *message) error {
 	var err error
 	switch m.op {
 	case opHello:
+		k.mu.Lock()
 		c.name = m.text(0)
+		k.mu.Unlock()
 	case opLook:
 		return k.show(c)
 	case opClaim:
@@ -233,7 +275,7 @@ func (k *Keeper) mount(c *conn, m *message) error {
 		h := &held{dir: dir, device: device, dev: dev, rest: m.files}
 		if err = k.add(c, h); err == nil {
 			m.files = nil
-			k.Logf("mounted %s for %s", dir, c.name)
+			k.Logf("mounted %s", dir)
 			return k.reply(c, message{op: opDone, id: h.id, texts: []string{device}, files: []int{dev}}, nil, m)
 		}
 	}

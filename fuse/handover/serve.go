@@ -38,7 +38,7 @@ func (k *Keeper) claim(c *conn, replace bool) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.server == c || slices.Contains(k.queue, c) {
-		return errMessage
+		return c.tell(message{op: opFailed, texts: []string{"claimed twice"}})
 	}
 	k.queue = append(k.queue, c)
 	if k.server != nil {
@@ -59,7 +59,7 @@ func (k *Keeper) grant() {
 		k.queue = k.queue[1:]
 		k.server = c
 		for _, h := range k.sessions {
-			h.serving, h.reported = false, time.Now()
+			h.serving, h.repeats, h.reported = false, false, time.Now()
 		}
 		if err := k.send(c, true); err != nil {
 			k.Logf("%s does not take the mounts: %v", c.name, err)
@@ -96,7 +96,7 @@ func (k *Keeper) lost(c *conn) {
 	k.grant()
 }
 
-// served notes that the server reads the requests of a session.
+// served notes that the server reads the requests of a session. One that says so again will go on to.
 func (k *Keeper) served(c *conn, id uint64) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -104,7 +104,7 @@ func (k *Keeper) served(c *conn, id uint64) error {
 		return errNotServer
 	}
 	if h := k.sessions[id]; h != nil {
-		h.serving = true
+		h.repeats, h.serving, h.reported = h.serving, true, time.Now()
 	}
 	return nil
 }
@@ -157,14 +157,21 @@ func (k *Keeper) watch(ctx context.Context) {
 func (k *Keeper) look(now time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if stopped := now.Sub(k.looked) - lookEvery; !k.looked.IsZero() && stopped > lookLate {
+		k.excuse(stopped)
+	}
+	k.looked = now
 	for _, h := range k.sessions {
 		switch {
-		case h.serving:
-			continue // its server tells
+		case h.serving && (!h.repeats || now.Sub(h.reported) < k.StartWithin):
+			continue // its server tells when it has ended
 		case ended(h.dev):
 			k.Logf("the mount on %s is gone", h.dir)
 			k.let(h)
 			continue
+		case h.serving:
+			k.Logf("%s hangs: it has not said for %v that it serves the mount on %s", k.server.name, now.Sub(h.reported).Round(time.Second), h.dir)
+			h.since = h.reported
 		case k.server != nil && now.Sub(h.reported) < k.StartWithin, k.server == nil && now.Sub(h.since) < k.GiveUp:
 			continue
 		}
@@ -173,5 +180,13 @@ func (k *Keeper) look(now time.Time) {
 			k.Logf("%v: closing the descriptor, which does it unless a server hangs", err)
 		}
 		k.let(h)
+	}
+}
+
+// excuse leaves a time out of account in which the keeper did not run; mu is held.
+func (k *Keeper) excuse(stopped time.Duration) {
+	k.Logf("did not run for %v, which counts for nobody", stopped.Round(time.Second))
+	for _, h := range k.sessions {
+		h.since, h.reported = h.since.Add(stopped), h.reported.Add(stopped)
 	}
 }

@@ -81,7 +81,10 @@ func (m *message) encode() ([]byte, error) {
 	return b, nil
 }
 
-var errMessage = errors.New("message of another protocol")
+var (
+	errMessage = errors.New("message of another protocol")
+	errFiles   = errors.New("files of a message did not arrive: too many are open")
+)
 
 func decode(b []byte) (message, error) {
 	if len(b) < headerBytes || b[0] != wireVersion {
@@ -156,7 +159,9 @@ func (p packets) receive() (message, error) {
 	case err != nil:
 	case n == 0 && len(files) == 0:
 		err = io.EOF
-	case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0:
+	case flags&unix.MSG_CTRUNC != 0:
+		err = errFiles
+	case flags&unix.MSG_TRUNC != 0:
 		err = errMessage
 	default:
 		if m, err = decode(b[:n]); err == nil {

@@ -65,7 +65,7 @@ func (k *keeping) keepAdopting(ctx context.Context, s handover.Session, tried fu
 			k.log.Error("keeper: cannot go on with a mount, whose readers wait", "directory", s.Dir, "error", err, "given up", late)
 		}
 		if late {
-			if store, _ := k.current(); store != nil {
+			if store, _ := k.current(); store != nil && store == k.turn.from {
 				_ = store.Drop(s.ID) // there is nothing more to be done
 			}
 			return
@@ -94,7 +94,7 @@ func (n *Node) adopt(ctx context.Context, s *handover.Session) (err error) {
 		return errors.Join(err, area.Close())
 	}
 	m.area = area
-	m.setKept(s.ID)
+	m.setKept(n.keeping.turn.from, s.ID)
 	dir := fuse.Canonical(r.Dir)
 	admitted, err := n.origins.admit(m.options, m.bucket)
 	if err != nil {
@@ -111,7 +111,7 @@ func (n *Node) adopt(ctx context.Context, s *handover.Session) (err error) {
 	c.Resume, c.Listings, c.Crashed = true, duplicate(s.Listings), n.keeping.turn.crashed
 	c.InTime = n.disks.inTime
 	if m.session, err = fuse.New(c); err == nil {
-		if err = m.session.Adopt(duplicate(s.Dev), dir); err != nil {
+		if err = m.session.Adopt(duplicate(s.Dev), dir, s.Device); err != nil {
 			err = errors.Join(err, m.session.Close())
 		}
 	}
@@ -120,7 +120,9 @@ func (n *Node) adopt(ctx context.Context, s *handover.Session) (err error) {
 		return errors.Join(err, area.Close())
 	}
 	n.mounts.serve(m, dir, "")
-	n.mounts.settle(dir, m)
+	if m.attached(dir) { // else it was detached while it was in use, and another may be there
+		n.mounts.settle(dir, m)
+	}
 	return nil
 }
 

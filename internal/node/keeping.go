@@ -20,6 +20,7 @@ const (
 	adoptRetry    = time.Second            // between attempts to go on with a mount
 	adoptPatience = 250 * time.Millisecond // with seeds that do not answer: readers wait
 	handOverWait  = 10 * time.Second       // for a session to stop serving
+	servingEvery  = 15 * time.Second       // the keeper is told that mounts are served: it gives up those of a process that hangs
 )
 
 // store is where sessions are kept while no node serves them.
@@ -93,6 +94,9 @@ func (k *keeping) state() string {
 // Run stays in touch with the keeper until ctx ends: when it ends the mounts go on,
 // and are deposited with the next.
 func (k *keeping) Run(ctx context.Context) error {
+	var telling sync.WaitGroup
+	defer telling.Wait()
+	telling.Go(func() { k.sayServing(ctx) })
 	for k.socket != "" {
 		_, client := k.current()
 		if client == nil {
@@ -123,12 +127,20 @@ func (k *keeping) Run(ctx context.Context) error {
 	return nil
 }
 
+// sayServing tells the keeper again and again that mounts are served, until ctx ends.
+func (k *keeping) sayServing(ctx context.Context) {
+	for k.socket != "" && pause(ctx, servingEvery) == nil {
+		for _, m := range k.n.mounts.running() {
+			if _, client := k.current(); client != nil && m.keptBy(client) != 0 {
+				_ = client.Serving(m.keptBy(client)) // an error is that it has ended, which Run sees
+			}
+		}
+	}
+}
+
 func (k *keeping) lose(client *handover.Client) {
 	client.Close()
 	k.turn.replace(nil)
-	for _, m := range k.n.mounts.running() {
-		m.setKept(0)
-	}
 	k.log.Warn("keeper: it has ended: mounts go on, and are deposited with the next", "socket", k.socket)
 }
 
@@ -139,11 +151,17 @@ func (k *keeping) reach(ctx context.Context) {
 		return // once a while it comes
 	}
 	sessions, err := client.Claim(ctx, false)
-	if err == nil && len(sessions) > 0 {
-		for i := range sessions {
-			_ = sessions[i].Close()
+	strangers := 0
+	for i := range sessions {
+		if m := k.ours(&sessions[i]); m != nil { // the keeper lives, and it was the connection that ended
+			m.setKept(client, sessions[i].ID)
+		} else if !sessions[i].Ended() {
+			strangers++
 		}
-		err = fmt.Errorf("it holds %d mounts that are not of this node", len(sessions))
+		_ = sessions[i].Close()
+	}
+	if strangers > 0 {
+		err = fmt.Errorf("it holds %d mounts that are not of this node", strangers)
 	}
 	if err != nil {
 		client.Close()
@@ -153,15 +171,32 @@ func (k *keeping) reach(ctx context.Context) {
 	k.turn.replace(client)
 	all := k.n.mounts.running()
 	for _, m := range all {
-		k.deposit(m)
+		k.serving(m)
 	}
 	k.log.Info("keeper: it holds the mounts from now on", "socket", k.socket, "mounts", len(all))
+}
+
+// ours returns the mount that a session is, nil when it is not of this node.
+func (k *keeping) ours(s *handover.Session) *mount {
+	area, err := s.Area.Stat()
+	if err != nil {
+		return nil
+	}
+	for _, m := range k.n.mounts.running() {
+		if m.area == nil {
+			continue
+		}
+		if st, err := m.area.File().Stat(); err == nil && os.SameFile(st, area) {
+			return m
+		}
+	}
+	return nil
 }
 
 // deposit has a mount kept that is not, when there is somebody to do it.
 func (k *keeping) deposit(m *mount) {
 	store, _ := k.current()
-	if store == nil || m.area == nil || m.keptAs() != 0 {
+	if store == nil || m.area == nil || m.keptBy(store) != 0 {
 		return
 	}
 	dev, err := m.session.Device()
@@ -170,7 +205,7 @@ func (k *keeping) deposit(m *mount) {
 		id, err = store.Deposit(handover.Session{Dir: m.session.Dir(), Device: m.session.DeviceNumber(), Dev: dev, Area: m.area.File(), Listings: m.session.ListingsFile()})
 		err = errors.Join(err, dev.Close())
 		if err == nil {
-			m.setKept(id)
+			m.setKept(store, id)
 			err = store.Serving(id)
 		}
 	}
@@ -182,7 +217,7 @@ func (k *keeping) deposit(m *mount) {
 // serving says that the requests of a mount are read.
 func (k *keeping) serving(m *mount) {
 	store, _ := k.current()
-	if id := m.keptAs(); store != nil && id != 0 {
+	if id := m.keptBy(store); store != nil && id != 0 {
 		if err := store.Serving(id); err != nil {
 			k.log.Warn("keeper: cannot be told that a mount is served", "directory", m.session.Dir(), "error", err)
 		}
@@ -194,8 +229,8 @@ func (k *keeping) serving(m *mount) {
 // drop says that a mount has ended.
 func (k *keeping) drop(m *mount) {
 	store, _ := k.current()
-	if id := m.keptAs(); store != nil && id != 0 {
-		m.setKept(0)
+	if id := m.keptBy(store); store != nil && id != 0 {
+		m.setKept(nil, 0)
 		if err := store.Drop(id); err != nil {
 			k.log.Warn("keeper: cannot be told that a mount has ended", "directory", m.session.Dir(), "error", err)
 		}
@@ -205,7 +240,7 @@ func (k *keeping) drop(m *mount) {
 // holds reports whether a mount goes on when this process ends.
 func (k *keeping) holds(m *mount) bool {
 	store, _ := k.current()
-	return store != nil && m.keptAs() != 0 && !k.n.drained()
+	return store != nil && m.keptBy(store) != 0 && !k.n.drained()
 }
 
 // begin gives a mount that is about to be made what its successors need.
@@ -246,7 +281,7 @@ func (b mounter) Mount(dir, source, options string, flags uintptr) (*os.File, er
 	if _, client := b.k.current(); client != nil {
 		id, dev, err := client.Mount(dir, source, options, flags, b.m.area.File(), b.m.session.ListingsFile())
 		if err == nil {
-			b.m.setKept(id)
+			b.m.setKept(client, id)
 			return dev, nil
 		}
 		select {
@@ -255,6 +290,7 @@ func (b mounter) Mount(dir, source, options string, flags uintptr) (*os.File, er
 			return nil, err
 		}
 	}
+	removeDead(dir) // what a keeper made that ended before it could tell
 	fd, err := handover.MountFUSE(dir, source, options, flags)
 	if err != nil {
 		return nil, err

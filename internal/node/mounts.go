@@ -52,16 +52,29 @@ type mount struct {
 	options config.Config
 	who     *principal     // nil: the node itself
 	area    *handover.Area // what a successor must know; nil without a keeper
-	kept    atomic.Uint64  // its number at the keeper, 0 for none
-	cancel  func()         // ends the session; set by serve
-	left    atomic.Bool    // to the keeper: it goes on without this node
-	filled  func()         // ends that the dataset is to be filled; nil when it is not; under mounts.mu
-	release func()         // gives back the origin; may be called again
-	ended   chan struct{}  // closed when the session has gone and left nothing behind
+	kept    atomic.Pointer[keptAt]
+	cancel  func()        // ends the session; set by serve
+	left    atomic.Bool   // to the keeper: it goes on without this node
+	filled  func()        // ends that the dataset is to be filled; nil when it is not; under mounts.mu
+	release func()        // gives back the origin; may be called again
+	ended   chan struct{} // closed when the session has gone and left nothing behind
 }
 
-func (m *mount) keptAs() uint64    { return m.kept.Load() }
-func (m *mount) setKept(id uint64) { m.kept.Store(id) }
+// keptAt is who keeps a mount, and its number there.
+type keptAt struct {
+	by store
+	id uint64
+}
+
+// keptBy returns the number of the mount at a store, 0 when that does not keep it.
+func (m *mount) keptBy(s store) uint64 {
+	if k := m.kept.Load(); k != nil && k.by == s {
+		return k.id
+	}
+	return 0
+}
+
+func (m *mount) setKept(by store, id uint64) { m.kept.Store(&keptAt{by, id}) }
 
 func newMounts(n *Node) *mounts {
 	serving, stop := context.WithCancel(context.Background())
@@ -167,7 +180,7 @@ func (m *mounts) tryReserve(dir string) (have *mount, err error) {
 func (m *mount) attached(dir string) bool {
 	all, err := fuse.Mounts()
 	return err != nil || slices.ContainsFunc(all, func(e fuse.MountEntry) bool {
-		return e.Dir == dir && e.Ours() && e.URI() == m.uri
+		return e.Dir == dir && e.Ours() && e.URI() == m.uri && e.Device == m.session.DeviceNumber()
 	})
 }
 

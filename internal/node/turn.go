@@ -37,6 +37,7 @@ const (
 type Turn struct {
 	manager  *handover.Manager // nil: it is no service manager
 	crashed  bool              // the predecessor ended by a fault of its own
+	from     store             // whose the sessions are; nil when there are none
 	sessions []handover.Session
 
 	mu     sync.Mutex
@@ -85,7 +86,7 @@ func AwaitTurn(ctx context.Context, cfg config.Config, how TakeOver, log *slog.L
 		if err != nil {
 			return nil, err
 		}
-		return &Turn{manager: m, sessions: sessions, crashed: lastWords(cfg, log)}, nil
+		return &Turn{manager: m, from: m, sessions: sessions, crashed: lastWords(cfg, log)}, nil
 	}
 	client, err := handover.Dial(cfg.KeeperSocket, fmt.Sprintf("shardwell %s (pid %d)", Version, os.Getpid()))
 	if errors.Is(err, handover.ErrNoKeeper) && how != TakeOverCheck {
@@ -95,7 +96,7 @@ func AwaitTurn(ctx context.Context, cfg config.Config, how TakeOver, log *slog.L
 	if err != nil {
 		return nil, err
 	}
-	t := &Turn{client: client}
+	t := &Turn{client: client, from: client}
 	seen, err := client.Look()
 	for i := range seen {
 		if err == nil {

@@ -237,7 +237,7 @@ func TestMountThatCannotGoOn(t *testing.T) {
 	if err != nil || len(sessions) != 1 {
 		t.Fatalf("%v, %v", sessions, err)
 	}
-	second := startWith(t, cfg, &Turn{client: client, sessions: sessions})
+	second := startWith(t, cfg, &Turn{client: client, from: client, sessions: sessions})
 	until(t, "it was tried", func() bool { return strings.Contains(second.log.String(), "cannot go on with a mount") })
 	if second.keeping.takingOver() != 1 {
 		t.Error("a mount that is not served counts as one that is")
