@@ -67,7 +67,7 @@ func runNode(ctx context.Context, s streams, cfg config.Resolved, how node.TakeO
 		log.Warn("start: not told", "error", err)
 	}
 	log.Info("control: listening", "socket", cfg.ControlSocket)
-	<-d.stopped
+	handover.KeepNotifying(d.stopped)
 	return d.err
 }
 

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -230,6 +231,7 @@ func TestManager(t *testing.T) {
 	manager := packets{fileOf(fd, "manager")}
 	defer manager.f.Close()
 	var heard []string
+	told, once := make(chan struct{}), sync.Once{}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -246,6 +248,10 @@ func TestManager(t *testing.T) {
 				return
 			}
 			files, _ := filesOf(oob[:oobn])
+			if string(b[:n]) == "WATCHDOG=1" { // as often as it likes
+				once.Do(func() { close(told) })
+				continue
+			}
 			heard = append(heard, fmt.Sprintf("%s %d", strings.ReplaceAll(string(b[:n]), "\n", " "), len(files)))
 			for _, fd := range files {
 				_ = unix.Close(fd)
@@ -262,8 +268,18 @@ func TestManager(t *testing.T) {
 	}
 	id, err := m.Deposit(session(t, "a", true))
 	if err == nil {
-		err = errors.Join(m.Drop(id), m.Serving(id), Notify("STOPPING=1"))
+		err = errors.Join(m.Drop(id), m.Serving(id))
 	}
+	t.Setenv("WATCHDOG_USEC", "20000")
+	well := make(chan struct{})
+	var telling sync.WaitGroup
+	telling.Go(func() { KeepNotifying(well) })
+	<-told
+	close(well)
+	telling.Wait()
+	t.Setenv("WATCHDOG_PID", "1") // it is not this process that is watched
+	KeepNotifying(well)
+	err = errors.Join(err, Notify("STOPPING=1"))
 	if err != nil {
 		t.Fatal(err)
 	}

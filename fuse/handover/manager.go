@@ -39,6 +39,26 @@ func Notify(state string, files ...int) error {
 	return notify(socket, state, files)
 }
 
+// KeepNotifying tells the service manager that this process is well, as often as that wants to hear
+// it (WatchdogSec= of systemd), until done is closed. It ends a process that does not say so.
+func KeepNotifying(done <-chan struct{}) {
+	us, err := strconv.ParseInt(os.Getenv("WATCHDOG_USEC"), 10, 64)
+	if pid := os.Getenv("WATCHDOG_PID"); err != nil || us <= 0 || pid != "" && pid != strconv.Itoa(os.Getpid()) {
+		<-done
+		return
+	}
+	tick := time.NewTicker(max(time.Duration(us)*time.Microsecond/4, time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-done:
+			return
+		case <-tick.C:
+			_ = Notify("WATCHDOG=1") // it says the same again soon
+		}
+	}
+}
+
 func notify(socket, state string, files []int) error {
 	if strings.HasPrefix(socket, "@") {
 		socket = "\x00" + socket[1:]

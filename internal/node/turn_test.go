@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -247,6 +248,94 @@ func TestMountThatCannotGoOn(t *testing.T) {
 	}
 	until(t, "it was let go", func() bool { return second.keeping.takingOver() == 0 })
 	mustMount(t, second, "s3://data/", dir, nil)
+	if err := second.Umount(t.Context(), dir); err != nil {
+		t.Error(err)
+	}
+}
+
+// A mount that was detached while it was in use, and another on the same directory, each go on as what they were:
+// the end of the first takes nothing from the second.
+func TestDetachedMountIsNotTheNextOne(t *testing.T) {
+	needMounts(t)
+	o := newOrigin(t, map[string][]byte{"a/f": []byte("first"), "b/f": []byte("second")})
+	cfg := testConfig(t, o.URL())
+	cfg.KeeperSocket = filepath.Join(t.TempDir(), "keeper.sock")
+	keeperOn(t, cfg.KeeperSocket)
+	first := takeTurn(t, cfg)
+	dir := mountpoint(t)
+	open := func() int {
+		fd, err := unix.Open(filepath.Join(dir, "f"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fd
+	}
+	read := func(fd int, want string) {
+		t.Helper()
+		b := make([]byte, 10)
+		if n, err := unix.Pread(fd, b, 0); err != nil || string(b[:n]) != want {
+			t.Errorf("read %q, %v, want %q", b[:max(n, 0)], err, want)
+		}
+	}
+	mustMount(t, first, "s3://data/a", dir, nil)
+	a := open()
+	closeA := sync.OnceFunc(func() { _ = unix.Close(a) })
+	defer closeA()
+	if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	mustMount(t, first, "s3://data/b", dir, nil)
+	b := open()
+	closeB := sync.OnceFunc(func() { _ = unix.Close(b) })
+	defer closeB()
+	if err := first.stop(); err != nil {
+		t.Fatal(err)
+	}
+	second := takeTurn(t, cfg)
+	<-second.keeping.adopted
+	read(a, "first")
+	read(b, "second")
+	if all := second.mounts.all(); len(all) != 1 || all[0].uri != "s3://data/b" {
+		t.Errorf("mounts: %v", all)
+	}
+	closeA()
+	until(t, "the detached one has ended", func() bool { return len(second.mounts.running()) == 1 })
+	read(b, "second")
+	closeB()
+	if err := second.Umount(t.Context(), dir); err != nil {
+		t.Error(err)
+	}
+}
+
+// A connection to the keeper may end though that lives: the node has its mounts kept again by what they are.
+func TestNodeReturnsToItsKeeper(t *testing.T) {
+	needMounts(t)
+	o := newOrigin(t, map[string][]byte{"a": []byte("x")})
+	cfg := testConfig(t, o.URL())
+	cfg.KeeperSocket = filepath.Join(t.TempDir(), "keeper.sock")
+	keeperOn(t, cfg.KeeperSocket)
+	first := takeTurn(t, cfg)
+	dir := mountpoint(t)
+	mustMount(t, first, "s3://data/", dir, nil)
+	m := first.mounts.all()[0]
+	_, before := first.keeping.current()
+	before.Close()
+	until(t, "it is kept again", func() bool {
+		_, now := first.keeping.current()
+		return now != nil && now != before && m.keptBy(now) != 0
+	})
+	if err := first.stop(); err != nil {
+		t.Fatal(err)
+	}
+	second := takeTurn(t, cfg)
+	<-second.keeping.adopted
+	if all := second.mounts.all(); len(all) != 1 {
+		t.Errorf("%d mounts", len(all))
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(dir, "a"), &st); err != nil || st.Size != 1 {
+		t.Errorf("%d bytes, %v", st.Size, err)
+	}
 	if err := second.Umount(t.Context(), dir); err != nil {
 		t.Error(err)
 	}
