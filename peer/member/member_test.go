@@ -351,27 +351,6 @@ func TestAKilledMemberComesBackElsewhereAtOnce(t *testing.T) {
 	})
 }
 
-// Killed and back at the same address: it takes part at once, for nobody else can be there, and waits for no
-// answer of those that it was before.
-func TestAKilledMemberComesBackInItsPlaceWithoutAWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(t)
-		defer c.stopAll()
-		c.addMany(4)
-		c.eventually(30*time.Second, "start", c.allKnow(4))
-		for range 3 { // each leaves one more behind
-			old := c.nodes[2]
-			old.crash()
-			c.nodes[2] = c.start(old.cfg, old.addr)
-			began := time.Now()
-			c.eventually(15*time.Second, "it takes part", func() bool { _, calls, _, _ := c.nodes[2].seen(); return calls > 0 })
-			if took := time.Since(began); took >= 150*time.Millisecond { // of time that is the test's own
-				t.Errorf("it waited for %v", took)
-			}
-		}
-	})
-}
-
 // Two halves in each of which the id is used: nobody ends when they meet, the one that began first has the place.
 func TestTwinsThatMeetWhenASplitHealsGoOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
