@@ -103,7 +103,7 @@ func (f *inflight) suspects(now time.Time, long bool) (all []*request, reported 
 
 // watchCallers ends the requests whose callers are interrupted, until ctx ends.
 func (s *Session) watchCallers(ctx context.Context) {
-	w := watcher{sees: !s.adopted}
+	w := watcher{sees: !s.adopted && s.cfg.Mounter == nil}
 	timer := time.NewTimer(sweepEvery)
 	defer timer.Stop()
 	var swept time.Time
@@ -151,8 +151,8 @@ func (s *Session) look(w *watcher, all []*request) {
 // watcher looks at the callers of requests.
 type watcher struct {
 	buf []byte
-	// sees says that the kernel numbers callers as this process does, which a mount's first server
-	// knows: then a caller that is nowhere has ended.
+	// sees says that the kernel numbers callers as this process does: it goes by the namespace of whoever
+	// made the mount. Then a caller that is nowhere has ended.
 	sees bool
 }
 
