@@ -4,6 +4,8 @@ The node then has them before they are opened. Without a mount, or on another
 system, nothing happens: no function here raises because of what it finds.
 """
 
+import collections
+import itertools
 import os
 import re
 import sys
@@ -44,16 +46,18 @@ def ahead(shards):
     """A stage of a pipeline that passes shards on, and hands over those that come next.
 
     It is put behind whatever shuffles and splits shards and before what opens them.
-    It looks 256 shards ahead.
+    It looks 256 shards ahead, and never less than half of that while there are more.
     """
-    batch = []
-    for shard in shards:
-        batch.append(shard)
-        if len(batch) == _AHEAD:
-            yield from plan(batch)
-            batch = []
-    if batch:
-        yield from plan(batch)
+    source = iter(shards)
+    waiting = collections.deque(itertools.islice(source, _AHEAD))
+    plan(waiting)
+    while waiting:
+        yield waiting.popleft()
+        if len(waiting) == _AHEAD // 2:
+            more = list(itertools.islice(source, _AHEAD - len(waiting)))
+            if more:
+                waiting.extend(more)
+                plan(waiting)
 
 
 def plans(directory):

@@ -117,6 +117,14 @@ class HandsOver(unittest.TestCase):
         with mock.patch("fcntl.ioctl", side_effect=OSError(95, "not supported")):
             self.assertEqual(shardwell.plan([self.dir + "/a"]), [self.dir + "/a"])
 
+    def test_what_follows_is_known_before_the_last_is_read(self):
+        names = ["s-%04d" % i for i in range(600)]
+        for at, shard in enumerate(shardwell.ahead(self.dir + "/" + n for n in names)):
+            self.assertEqual(shard, self.dir + "/" + names[at])
+            given = self.text(-1).splitlines()[1:]
+            self.assertLessEqual(set(names[at + 1 : at + 101]), set(given))
+        self.assertEqual(len(self.calls), 4)  # 256 at first, then 128, 128 and 88
+
     def test_workers_have_plans_of_their_own(self):
         fake = types.SimpleNamespace(get_worker_info=lambda: types.SimpleNamespace(id=2))
         with mock.patch.dict(sys.modules, {"torch.utils.data": fake}), mock.patch.dict(os.environ, {"RANK": "5"}):
