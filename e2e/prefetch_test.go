@@ -130,7 +130,7 @@ func TestPlanCommand(t *testing.T) {
 	dir := mountOn(t, n, "s3://"+bucket+"/p", "--prefetch-shards", "1")
 	list := filepath.Join(t.TempDir(), "list")
 	must(t, os.WriteFile(list, []byte("# the rest\n"+dir+"/train-0001\ntrain-0005\n"), 0o644))
-	_, err := n.Command("plan", dir, "--rank", "7", "s3://"+bucket+"/p/train-0003", "-f", list)
+	_, err := n.Command("plan", dir, "--rank", "7", "s3://"+bucket+"/p/train-000{3..3}", "-f", list)
 	must(t, err)
 	arrived := func(name string) {
 		t.Helper()
@@ -164,6 +164,39 @@ func TestPlanCommand(t *testing.T) {
 			t.Errorf("%q: %d, %q, want one line with %q", args, r.Code, r.Stderr, what)
 		}
 	}
+}
+
+// A program that reads all of a row of numbered files, twice, has the origin asked for no more than one that is not there.
+func TestGuessesEndWhereNumbersEnd(t *testing.T) {
+	const shards = 10
+	c := start(t, cluster.Options{Nodes: 1})
+	objects := put(t, c, "g/s-", shards, 300<<10)
+	dir := mountOn(t, c.Nodes[0], "s3://"+bucket+"/g")
+	files := []string{}
+	for i := range 2 * shards {
+		files = append(files, filepath.Join(dir, fmt.Sprintf("s-%04d", i%shards)))
+	}
+	c.Origin.Reset()
+	_, err := command(t, pythonWait, "cat", files...)
+	must(t, err)
+	metric := func(name string) float64 {
+		m, err := c.Nodes[0].Metrics()
+		must(t, err)
+		return m[name]
+	}
+	eventually(t, pythonWait, "files are fetched before they are opened", func() (bool, string) {
+		n := metric("shardwell_prefetched_shards_total")
+		return n > 0, fmt.Sprint(n)
+	})
+	_, err = command(t, pythonWait, "cat", files...)
+	must(t, err)
+	absent := c.Origin.Requests().Where(func(r origin.Request) bool {
+		return r.Op == origin.OpHead && r.Status == 404 && strings.HasPrefix(r.Key, "g/s-")
+	})
+	if len(absent) > 1 {
+		t.Errorf("the origin was asked for what is not there: %v, %q", absent, head(absent.Twice(), 5))
+	}
+	wantOrigin(t, c.Origin, sizeOf(objects), "numbered files")
 }
 
 // A dataset that one node mounts is fetched by its owners while nobody reads: each byte once. A reader

@@ -60,6 +60,30 @@ func sparseShard(t *testing.T) []byte {
 	return data
 }
 
+// evilShard makes a tar of members that mean harm, or nothing, beside good ones.
+func evilShard(t *testing.T) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for i, h := range []tar.Header{
+		{Name: "../../x"}, {Name: "a/../../y"}, {Name: "/etc/passwd"}, {Name: "first"}, {Name: "twice"},
+		{Name: "out", Typeflag: tar.TypeSymlink, Linkname: "../../../../etc/shadow"}, {Name: "hard", Typeflag: tar.TypeLink, Linkname: "/etc/shadow"},
+		{Name: "null", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3}, {Name: "disk", Typeflag: tar.TypeBlock, Devmajor: 8}, {Name: "pipe", Typeflag: tar.TypeFifo},
+		{Name: "twice"}, {Name: strings.Repeat("n", 300), Format: tar.FormatPAX}, {Name: "\x1b[31m\n"},
+		{Name: "large", Format: tar.FormatPAX, PAXRecords: map[string]string{"VENDOR.x": strings.Repeat("x", 1<<20-4096)}}, {Name: "last"},
+	} {
+		h.Mode = 0o6777
+		if h.Typeflag == 0 {
+			h.Size = int64(i)
+		}
+		must(t, w.WriteHeader(&h))
+		_, err := w.Write(bytes.Repeat([]byte{'0' + byte(i)}, int(h.Size)))
+		must(t, err)
+	}
+	must(t, w.Close())
+	return b.Bytes()
+}
+
 func gzipped(t *testing.T, data []byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -96,7 +120,7 @@ func TestMembersOfTars(t *testing.T) {
 	sparse, plain := sparseShard(t), bytes.Repeat([]byte("text "), 1000)
 	objects := map[string][]byte{
 		"d/x.tar": data, "d/packed.tar.gz": gzipped(t, data[:100<<10]), "d/hidden.tar": gzipped(t, data[:100<<10]),
-		"d/plain.tar": plain, "d/sparse.tar": sparse, "d/cut.tar": data[:len(data)/2],
+		"d/plain.tar": plain, "d/sparse.tar": sparse, "d/cut.tar": data[:len(data)/2], "d/evil.tar": evilShard(t),
 		"own/.tar/x.tar": []byte("a key below a directory of that name"), "own/x.tar": data, "one/.tar": []byte("a key of that name"), "one/x.tar": data,
 	}
 	c := start(t, cluster.Options{Nodes: 3, Flags: []string{"--tar-view"}})
@@ -131,6 +155,23 @@ func TestMembersOfTars(t *testing.T) {
 		r, err := c.Nodes[2].Run("ls", "s3://"+bucket+"/t/d/sparse.tar")
 		if err != nil || strings.Count(r.Stdout, "\n") != 2 || !strings.Contains(r.Stderr, "holes") || !strings.Contains(r.Stderr, "sparse") {
 			t.Errorf("ls: %v, %q, %q", err, r.Stdout, r.Stderr)
+		}
+	})
+	t.Run("evil", func(t *testing.T) {
+		out, err := shell(t, "", filepath.Join(first, "d/.tar/evil.tar"), `cd $MNT && find . -mindepth 1 -printf '%y %m %P\n'`)
+		want := []string{"d 555 etc", "f 444 etc/passwd", "f 444 first", "f 444 twice", "f 444 large", "f 444 last"}
+		got := strings.Split(strings.TrimSpace(out), "\n")
+		got = slices.DeleteFunc(got, func(line string) bool { return strings.Contains(line, "[31m") || line == "" }) // a name like others
+		if slices.Sort(got); err != nil || !slices.Equal(got, slices.Sorted(slices.Values(want))) {
+			t.Errorf("members: %q, %v", got, err)
+		}
+		wantFiles(t, filepath.Join(second, "d/.tar/evil.tar"), map[string][]byte{"etc/passwd": []byte("22"), "twice": bytes.Repeat([]byte(":"), 10), "last": bytes.Repeat([]byte(">"), 14)})
+		r, err := c.Nodes[2].Run("ls", "s3://"+bucket+"/t/d/evil.tar")
+		if n := strings.Count(r.Stderr, "left out"); err != nil || n != 8 || strings.Contains(r.Stdout+r.Stderr, "\x1b") {
+			t.Errorf("ls: %v, %d left out, %q, %q", err, n, r.Stdout, r.Stderr)
+		}
+		if log := c.Nodes[0].Proc.Output() + c.Nodes[1].Proc.Output() + c.Nodes[2].Proc.Output(); !strings.Contains(log, "d/evil.tar") || !strings.Contains(log, "d/plain.tar") || strings.Contains(log, "\x1b") {
+			t.Error("the logs do not tell of the tars with members that are not shown")
 		}
 	})
 	t.Run("cut off", func(t *testing.T) {
