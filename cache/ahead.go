@@ -18,6 +18,8 @@ type ahead struct {
 	short atomic.Bool  // something was not fetched because memory is
 	calls atomic.Int64 // under way
 	left  atomic.Int64 // blocks that these are yet to bring
+	// filling counts the objects that are filled: their readers have no wants, and come first all the same.
+	filling atomic.Int64
 
 	mu     sync.Mutex
 	wants  []*want // bounded by the open files, maxWants of each
@@ -43,7 +45,7 @@ type want struct {
 func (f *File) Prefetch(off, n int64) { f.want(off, n, false) }
 
 // PrefetchLater is Prefetch for a file that nobody reads yet: it is served when there is no
-// reader whose file is not here, in the order of the calls, and if the disk tier takes it.
+// reader whose file is not here or asked for, and no file is filled, in the order of the calls, and if the disk tier takes it.
 func (f *File) PrefetchLater(off, n int64) { f.want(off, n, true) }
 
 func (f *File) want(off, n int64, later bool) {
@@ -129,7 +131,7 @@ func (a *ahead) take() (f *File, off, end int64, later bool) {
 			best, at = w, i
 		}
 	}
-	if best == nil {
+	if best == nil || best.later && a.filling.Load() > 0 {
 		return nil, 0, 0, false
 	}
 	if read := best.f.passed(best.next, best.end); read > best.next {

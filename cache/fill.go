@@ -58,6 +58,7 @@ func (f *File) Fill(off int64) bool {
 		}
 		o.fill = &fill{o: o, f: f, most: min(firstWorkers, c.cfg.FillChunks), next: at, seen: make([]bool, chunks), left: int(chunks)}
 		c.stats.Fills.Add(1)
+		c.ahead.filling.Add(1)
 	}
 	return o.fill.run(at)
 }
@@ -110,6 +111,7 @@ func (f *fill) work() {
 	for {
 		index, ok := f.take()
 		if !ok {
+			o.c.ahead.pump() // what waited for the end of fills
 			return
 		}
 		begin := time.Now()
@@ -156,6 +158,7 @@ func (f *fill) take() (uint32, bool) {
 		defer o.mu.Unlock()
 		if o.fill == f {
 			o.fill, o.filled = nil, done
+			o.c.ahead.filling.Add(-1)
 		}
 	}
 	return 0, false

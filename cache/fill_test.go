@@ -85,6 +85,39 @@ func TestFill(t *testing.T) {
 	})
 }
 
+// What nobody reads yet does not share the links with a fill, and comes after it.
+func TestFillComesBeforeWhatIsReadLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		data := make([]byte, 12*chunkBytes)
+		w := &watched{up: slowly(data, 10*time.Millisecond)}
+		r := newRig(t, 16, func(c *Config) { c.Origin, c.FillChunks, c.FastFillChunks = w, 2, 2 })
+		now, _ := r.put("now", len(data))
+		next, _ := r.put("next", len(data))
+		defer r.shut(t)
+		f, later := r.open(t, now), r.open(t, next)
+		defer f.Close()
+		defer later.Close()
+		f.obj.shared.Store(true)
+		if !f.Fill(0) {
+			t.Fatal("the fill is not under way")
+		}
+		later.PrefetchLater(0, next.Size)
+		for f.CachedBytes() < now.Size {
+			if n := later.CachedBytes(); n > 0 && now.Size-f.CachedBytes() > 2*chunkBytes {
+				t.Fatalf("%d bytes of what is read later came while %d of %d were filled", n, f.CachedBytes(), now.Size)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(time.Minute)
+		if n := later.CachedBytes(); n != next.Size {
+			t.Errorf("%d bytes of %d came after the fill", n, next.Size)
+		}
+		if n := r.ahead.filling.Load(); n != 0 {
+			t.Errorf("%d objects are filled at the end", n)
+		}
+	})
+}
+
 // A fill takes no new chunk when nobody has the object open, or the tier is full.
 func TestFillEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
