@@ -39,15 +39,16 @@ type call struct {
 	cancel   context.CancelCauseFunc
 
 	// Under flight.mu:
-	left      blockSet  // to be brought by this call, not arrived
-	counted   int64     // of these in ahead.left
-	ahead     blockSet  // those of left that memory is promised for
-	atOrigin  bool      // the one who asks the origin for left
-	dead      bool      // about to end: serves nobody
-	pulled    bool      // started for a peer by a node that will want the blocks itself
-	deadline  time.Time // of who waits longest; each block is a new beginning
-	last      error     // of the last attempt that failed
-	refusals  []refusal // by the origin, so far; of the call's own goroutine
+	left      blockSet                // to be brought by this call, not arrived
+	counted   int64                   // of these in ahead.left
+	ahead     blockSet                // those of left that memory is promised for
+	atOrigin  bool                    // the one who asks the origin for left
+	dead      bool                    // about to end: serves nobody
+	pulled    bool                    // started for a peer by a node that will want the blocks itself
+	deadline  time.Time               // of who waits longest; each block is a new beginning
+	cut       context.CancelCauseFunc // ends the attempt under way; nil before the first
+	last      error                   // of the last attempt that failed
+	refusals  []refusal               // by the origin, so far; of the call's own goroutine
 	lingering *time.Timer
 }
 
@@ -268,6 +269,8 @@ func (c *call) fetch() error {
 			continue
 		case c.ctx.Err() != nil:
 			return context.Cause(c.ctx)
+		case errors.Is(err, chunk.ErrAnew):
+			continue
 		case refuses(err) && c.askForNext(err):
 			continue
 		case objstore.Final(err):
@@ -355,6 +358,9 @@ func (c *call) claim() (chunk.Span, bool) {
 func (c *call) attempt(up chunk.Fetcher, span chunk.Span, from Source, stall, grace time.Duration) (progress bool, err error) {
 	ctx, cancel := context.WithCancelCause(c.ctx)
 	defer cancel(nil)
+	c.fl.mu.Lock()
+	c.cut = cancel
+	c.fl.mu.Unlock()
 	leash := c.hold(from, stall, grace, cancel)
 	defer leash.loosen()
 	req := c.req
@@ -375,6 +381,8 @@ func (c *call) attempt(up chunk.Fetcher, span chunk.Span, from Source, stall, gr
 		leash.loosen()
 		c.starved++
 		c.fl.obj.c.stats.Starved.Add(1)
+		err = fmt.Errorf("%v from %v: %w", span, from, cause)
+	case err != nil && cause == chunk.ErrAnew:
 		err = fmt.Errorf("%v from %v: %w", span, from, cause)
 	case err != nil && (cause == errStalled || cause == errLate):
 		if cause == errStalled {

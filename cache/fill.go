@@ -2,6 +2,8 @@ package cache
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -50,6 +52,16 @@ func (f *File) Fill(off int64) bool {
 	if chunks < 2 || !o.shared.Load() || o.streams() || at >= chunks {
 		return false
 	}
+	if !f.fill(at, chunks) {
+		return false
+	}
+	c.ahead.forget(f) // a window beside the fill's would have half of the link
+	return true
+}
+
+// fill makes sure that a fill of the object is under way, and comes to a chunk soon.
+func (f *File) fill(at, chunks uint32) bool {
+	o, c := f.obj, f.c
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.fill == nil {
@@ -114,11 +126,15 @@ func (f *fill) work() {
 			o.c.ahead.pump() // what waited for the end of fills
 			return
 		}
-		begin := time.Now()
+		begin, missing := time.Now(), o.missing(index)
 		err := o.fillChunk(o.c.ctx, index, chunk.Request{Background: true, Fill: true, Access: f.f.access()})
 		switch {
 		case err == nil:
-			f.came(time.Since(begin))
+			took := time.Since(begin)
+			if missing.count() < int(o.c.cfg.Geometry.ChunkSpan(o.Size, index).Count) {
+				took = fastChunk // at least: a part had come already, for others
+			}
+			f.came(took)
 		case objstore.Final(err) || o.c.ctx.Err() != nil:
 			f.stop()
 		default:
@@ -176,6 +192,36 @@ func (f *fill) putBack(index uint32) {
 	if f.seen[index] {
 		f.seen[index] = false
 		f.left++
+	}
+}
+
+// Anew has what is on its way of an object that is filled, and of a span if that is not empty, asked for again, by whatever
+// way it comes: this node has learnt something that those who know of others' ways are to hear.
+func (c *Cache) Anew(id chunk.ObjectID, s chunk.Span) {
+	c.mu.Lock()
+	o := c.objects[id]
+	if o != nil {
+		o.refs++
+	}
+	c.mu.Unlock()
+	if o == nil {
+		return
+	}
+	defer o.release()
+	o.mu.Lock()
+	flights := slices.Collect(maps.Values(o.flights))
+	o.mu.Unlock()
+	for _, fl := range flights {
+		if s.Count > 0 && (fl.span.End() <= s.First || s.End() <= fl.span.First) {
+			continue
+		}
+		fl.mu.Lock()
+		for _, call := range fl.calls {
+			if call.req.Background && call.cut != nil && !call.dead {
+				call.cut(chunk.ErrAnew)
+			}
+		}
+		fl.mu.Unlock()
 	}
 }
 

@@ -218,3 +218,58 @@ func TestStarvedStreamIsMadeAnew(t *testing.T) {
 		}
 	})
 }
+
+// What is on its way of an object is asked for again at once, for what it lacks.
+func TestAskedAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		data := make([]byte, 8*512<<10)
+		w := &watched{up: slowly(data, 100*time.Millisecond)}
+		r := newRig(t, 16, func(c *Config) { c.Origin, c.FillChunks, c.FastFillChunks = w, 2, 2 })
+		obj, _ := r.put("k", len(data))
+		defer r.shut(t)
+		r.Anew(obj.ID(), chunk.Span{}) // nobody uses it
+		f := r.open(t, obj)
+		f.obj.shared.Store(true)
+		defer f.Close()
+		f.Fill(0)
+		time.Sleep(350 * time.Millisecond)
+		r.Anew(obj.ID(), small.ChunkSpan(obj.Size, 1))
+		synctest.Wait()
+		if _, _, _, chunks := w.seen(); len(chunks) != 3 || chunks[2] != 1 {
+			t.Errorf("chunks %v were asked for", chunks)
+		}
+		r.Anew(obj.ID(), chunk.Span{})
+		synctest.Wait()
+		if now, _, _, chunks := w.seen(); len(chunks) != 5 || now != 2 {
+			t.Errorf("chunks %v were asked for, %d are under way", chunks, now)
+		}
+		time.Sleep(time.Minute)
+		if _, _, blocks, _ := w.seen(); blocks != 64 || f.CachedBytes() != obj.Size {
+			t.Errorf("%d blocks were fetched for 64, %d bytes are here", blocks, f.CachedBytes())
+		}
+	})
+}
+
+// A fill takes the place of what was fetched ahead: both windows would share the link.
+func TestFillEndsReadAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		data := make([]byte, 32*512<<10)
+		w := &watched{up: slowly(data, 100*time.Millisecond)}
+		r := newRig(t, 16, func(c *Config) { c.Origin, c.FillChunks, c.FastFillChunks = w, 2, 2 })
+		obj, _ := r.put("k", len(data))
+		defer r.shut(t)
+		f := r.open(t, obj)
+		defer f.Close()
+		f.Prefetch(0, obj.Size)
+		synctest.Wait()
+		before, _, _, _ := w.seen()
+		f.obj.shared.Store(true)
+		if !f.Fill(0) || f.Wanted() {
+			t.Errorf("%d fetches ahead, and more are wanted", before)
+		}
+		time.Sleep(3 * time.Second) // those that were under way are over
+		if now, _, _, _ := w.seen(); now > 2 {
+			t.Errorf("%d chunks at once", now)
+		}
+	})
+}

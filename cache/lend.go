@@ -184,6 +184,29 @@ func (c *Cache) Holds(obj chunk.Object, id chunk.ObjectID, block uint32) bool {
 	return o.isLocal(block)
 }
 
+// HeldOf returns how many blocks of a span are here.
+func (c *Cache) HeldOf(obj chunk.Object, id chunk.ObjectID, s chunk.Span) (n uint32) {
+	o, err := c.acquire(obj, id)
+	if err != nil {
+		return 0
+	}
+	defer o.release()
+	for b := s.First; b < s.End(); b++ {
+		if o.isLocal(b) {
+			n++
+		}
+	}
+	return n
+}
+
+// Reading reports whether a reader of this node has an object open.
+func (c *Cache) Reading(_ chunk.Object, id chunk.ObjectID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	o := c.objects[id]
+	return o != nil && o.files.Load() > 0
+}
+
 // HoldsAll reports whether all blocks of a span are here.
 func (c *Cache) HoldsAll(obj chunk.Object, id chunk.ObjectID, s chunk.Span) bool {
 	o, err := c.acquire(obj, id)

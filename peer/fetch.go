@@ -175,6 +175,8 @@ func (w *walk) askCandidate(ctx context.Context, m Member) error {
 			busy++
 		case errors.Is(err, transfer.ErrWaited) && w.came > before && w.req.Patience > 0 && !w.late():
 			// It sent a part and waits for the rest. Asked anew, it can say for what.
+		case errors.Is(err, transfer.ErrUnreachable) && w.came > before && w.req.Background && !w.late():
+			// It may have ended the stream because it has become slow, and then names others.
 		default:
 			w.failed = slices.DeleteFunc(w.failed, func(id string) bool { return id == transfer.AnyMember })
 			return err
@@ -249,12 +251,16 @@ func (w *walk) elsewhere(ctx context.Context) error {
 		if w.p.cfg.Elsewhere == nil || w.late() {
 			break
 		}
-		id := w.p.cfg.Elsewhere(w.req, w.failed)
+		id, delegate := w.p.cfg.Elsewhere(w.req, w.failed)
 		m, ok := w.p.cfg.Members.Lookup(id)
 		if id == "" || !ok || id == w.req.From {
 			break
 		}
-		err := w.ask(ctx, m, settled)
+		d := settled
+		if delegate {
+			d = fetched
+		}
+		err := w.ask(ctx, m, d)
 		if err == nil || ctx.Err() != nil || errors.As(err, new(*transfer.DeliverError)) {
 			return err
 		}
@@ -288,6 +294,7 @@ const (
 	anyhow  demand = iota // fetch it if need be
 	held                  // held, or on its way
 	settled               // held, or on its way from the origin
+	fetched               // by itself, if need be, from the origin
 )
 
 // ask requests what is left from one member. A block that arrives damaged is asked for
@@ -317,9 +324,16 @@ func (w *walk) askOnce(ctx context.Context, m Member, d demand) error {
 		req.Span = span
 		req.Hops++
 		req.Patience = w.patience()
-		req.HeldOnly, req.Settled = d != anyhow, d == settled
-		if req.Access = (chunk.Access{}); d == anyhow { // the other questions never lead to the origin
+		req.HeldOnly, req.Settled = d == held || d == settled, d == settled
+		if d == fetched { // it names nobody, and asks nobody
+			req.Hops = chunk.MaxHops
+			req.Failed = append(w.failed[:len(w.failed):len(w.failed)], transfer.AnyMember)
+		}
+		if req.Access = (chunk.Access{}); !req.HeldOnly { // the other questions never lead to the origin
 			req.Access, req.Near = w.access(ctx), w.p.near.of(w.req)
+			if w.req.Background && w.p.cfg.Pace != nil {
+				req.Pace, req.Slow = w.p.cfg.Pace()
+			}
 		}
 		w.req.Source.Set(m.ID)
 		if err := w.p.cfg.Transfer.Fetch(ctx, transfer.Target{ID: m.ID, Addr: m.Addr}, req, w.deliver); err != nil {

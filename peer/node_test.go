@@ -388,7 +388,7 @@ func (c *cluster) start(id string) *node {
 	client := transfer.NewClient(transfer.ClientConfig{Self: id, Geometry: small, Signer: c.signer, Dial: c.net.dialer(id), Stats: stats, Logger: logger})
 	peers, err := New(Config{Self: id, Geometry: small, Ring: c.rings[id], Members: c.members, Transfer: client, Signer: c.signer,
 		Dial: c.net.dialer(id), Logger: logger, Rand: rand.New(rand.NewPCG(1, 2)),
-		Elsewhere: func(req chunk.Request, failed []string) string { return n.server.Elsewhere(req, failed) }})
+		Elsewhere: func(req chunk.Request, failed []string) (string, bool) { return n.server.Elsewhere(req, failed) }})
 	if err != nil {
 		c.t.Fatal(err)
 	}

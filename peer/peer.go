@@ -104,8 +104,12 @@ type Config struct {
 	// fill an object.
 	OnLag func(chunk.ObjectID)
 	// Elsewhere, unless nil, names a member that has what this node is to fetch from the origin as
-	// the owner, or is fetching it on its behalf; "" for none.
-	Elsewhere func(req chunk.Request, failed []string) string
+	// the owner, or that is to fetch it on its behalf, which is a delegate; "" for none.
+	Elsewhere func(req chunk.Request, failed []string) (member string, delegate bool)
+
+	// Pace, unless nil, returns how many bytes a second have come to this node of late, 0 when that is not known, and
+	// whether its link was found slow. Owners are told when it fills an object.
+	Pace func() (bytesPerSecond int64, slow bool)
 
 	Breaker BreakerConfig
 	// Rand gives the jitter; nil means a source of its own.

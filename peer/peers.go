@@ -90,7 +90,7 @@ func judge(ctx context.Context, err error) verdict {
 	switch {
 	case err == nil || errors.As(err, new(*transfer.RedirectError)):
 		return healthy
-	case errors.As(err, &deliver), context.Cause(ctx) == chunk.ErrStarved:
+	case errors.As(err, &deliver), context.Cause(ctx) == chunk.ErrStarved, context.Cause(ctx) == chunk.ErrAnew:
 		return nothing
 	case errors.Is(err, transfer.ErrSlow): // the next wait would cost a reader as much
 		return harmful

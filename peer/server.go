@@ -43,6 +43,9 @@ type ServerConfig struct {
 	Lessor   Lessor                   // nil leases nothing
 	Worker   Worker                   // nil does no work for others
 	Bounds   transfer.ServerConfig    // MaxStreams and timeouts; the other fields are set here
+	// Anew has what is on its way to this node of an object that it fills, and of a span if that is not empty, asked
+	// for again. nil does nothing.
+	Anew func(object chunk.ObjectID, s chunk.Span)
 
 	// Grace is how long streams under way may go on after Run's context ended,
 	// default 3 s.
@@ -61,9 +64,7 @@ type Server struct {
 	cfg    ServerConfig
 	gate   *gate
 	sender atomic.Pointer[transfer.Server] // nil before Run
-
-	inMu sync.Mutex
-	in   inflow // when a peer last said that this node is slow; guarded by inMu
+	slows  chan chunk.ObjectID             // for askAnew
 }
 
 // Lags ends what this node sends to members that were sent here for an object that they fill:
@@ -72,62 +73,6 @@ func (s *Server) Lags(object chunk.ObjectID) {
 	if t := s.sender.Load(); t != nil {
 		t.CutFills(object)
 	}
-}
-
-// Bounds of [Server.Slow].
-const (
-	// slowFor is how long this node counts as slow after a peer found it so.
-	slowFor = 20 * time.Second
-	// slowPart is the part of what a peer could send that has to come to this node, from
-	// whomever, lest it counts as slow.
-	slowPart = 0.5
-	// A rate is that of the time since the last time a peer said so, if that makes sense.
-	minSlowPast, maxSlowPast = 800 * time.Millisecond, 5 * time.Second
-)
-
-// inflow is what had come to this node at some time.
-type inflow struct {
-	at    time.Time
-	bytes int64
-}
-
-// Slow is told that a peer found this node to take less of an object than the peer could send,
-// which is rate, in bytes a second. If no more comes from others either, this node promises nothing to
-// those who fill an object for a while: they get what it holds, and what it would have to fetch
-// as the owner they are to fetch themselves. It fits transfer.ClientConfig.OnSlow.
-func (s *Server) Slow(object chunk.ObjectID, rate float64) {
-	now := time.Now()
-	if !s.takesLess(now, rate) {
-		return
-	}
-	was := s.gate.slow.Swap(now.Add(slowFor).UnixNano())
-	if t := s.sender.Load(); t != nil && was < now.UnixNano() {
-		s.cfg.Logger.Info("this node's link is slower than its peers'", "object id", object, "peers' bytes/s", int64(rate))
-		t.CutAllFills(object)
-	}
-}
-
-// takesLess reports whether little comes to this node, compared with a rate.
-func (s *Server) takesLess(now time.Time, rate float64) bool {
-	s.inMu.Lock()
-	defer s.inMu.Unlock()
-	past := now.Sub(s.in.at)
-	if past < minSlowPast {
-		return false
-	}
-	got := s.cfg.Bounds.Received()
-	came := got - s.in.bytes
-	s.in = inflow{now, got}
-	return past <= maxSlowPast && float64(came) < slowPart*rate*past.Seconds()
-}
-
-// Elsewhere returns a member that has what is asked for, or gets it without this node, which
-// is the owner, or "". It fits [Config].Elsewhere.
-func (s *Server) Elsewhere(req chunk.Request, failed []string) string {
-	g := s.gate
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.plan.Elsewhere(time.Now(), broadcast.Chunk{Object: req.ID, Index: g.geometry.ChunkOf(req.Span.First)}, req.Span, failed)
 }
 
 // NewServer returns a Server; nothing listens before [Server.Run].
@@ -147,6 +92,9 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	if cfg.Anew == nil {
+		cfg.Anew = func(chunk.ObjectID, chunk.Span) {}
+	}
 	if cfg.Grace == 0 {
 		cfg.Grace = 3 * time.Second
 	}
@@ -157,8 +105,10 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	if m, ok := cfg.Members.Lookup(cfg.Self); ok {
 		cfg.Plan.Zone, cfg.Plan.Rack = m.Zone, m.Rack
 	}
-	return &Server{cfg: cfg, gate: &gate{geometry: cfg.Geometry, members: cfg.Members, stats: cfg.Stats, lender: cfg.Lender, log: cfg.Logger, owned: cfg.Owned,
-		plan: broadcast.New(cfg.Plan)}}, nil
+	s := &Server{cfg: cfg, slows: make(chan chunk.ObjectID, maxSlows), gate: &gate{geometry: cfg.Geometry, members: cfg.Members, stats: cfg.Stats, lender: cfg.Lender, log: cfg.Logger, owned: cfg.Owned,
+		link: newLink(cfg.Bounds.Received), plan: broadcast.New(cfg.Plan)}}
+	s.gate.slowed, s.gate.anew = s.slowed, cfg.Anew
+	return s, nil
 }
 
 // Run serves the peer port on l until ctx ends, and then for Grace what is under
@@ -183,6 +133,7 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 			cancel()
 		})
 	}
+	run("slow link", func() error { return s.askAnew(ctx) })
 	run("accept", func() error { return port.Run(ctx) })
 	run("blocks", func() error {
 		if err := blocks.Serve(port.HTTP1()); !errors.Is(err, http.ErrServerClosed) {
@@ -249,38 +200,70 @@ type gate struct {
 	lender   chunk.Lender
 	log      *slog.Logger
 	owned    func(chunk.Request) bool
-	slow     atomic.Int64 // until when this node is, Unix nanoseconds
+	link     *link
+	anew     func(object chunk.ObjectID, s chunk.Span)
+	slowed   func(now time.Time, object chunk.ObjectID, rate float64) // a probe found this node slow
 
 	mu   sync.Mutex
 	plan *broadcast.Plan // guarded by mu
 }
 
-// holder is a Lender that knows whether it has a block.
+// holder is a Lender that knows whether it has a block, and how many of a span.
 type holder interface {
 	Holds(obj chunk.Object, id chunk.ObjectID, block uint32) bool
+	HeldOf(obj chunk.Object, id chunk.ObjectID, s chunk.Span) (blocks uint32)
+	// Reading reports whether a reader has the object open.
+	Reading(obj chunk.Object, id chunk.ObjectID) bool
 }
+
+// freshPart is the part of a chunk, one block in so many, that an owner may have and another one fetch it all the same.
+const freshPart = 8
 
 // relieve reports whether a node that fills an object is better served by others: this one is slow,
 // and has not got all that is asked for.
 func (g *gate) relieve(req transfer.Request) bool {
-	if !req.Background || time.Now().UnixNano() >= g.slow.Load() {
+	if !req.Background || !g.link.isSlow(time.Now()) {
 		return false
 	}
 	h, ok := g.lender.(transfer.Holder)
 	return ok && !h.HoldsAll(req.Object, req.ID, req.Span)
 }
 
+// isFresh reports whether a reader of this node wants a chunk, of which it has next to nothing but what the asker has.
+func (g *gate) isFresh(h holder, req transfer.Request) bool {
+	whole := g.geometry.ChunkSpan(req.Object.Size, g.geometry.ChunkOf(req.Span.First))
+	if req.Span.Count < whole.Count/2 || !h.Reading(req.Object, req.ID) {
+		return false
+	}
+	held := h.HeldOf(req.Object, req.ID, req.Span)
+	return held <= req.Span.Count/freshPart && h.HeldOf(req.Object, req.ID, whole)-held == whole.Count-req.Span.Count
+}
+
+// weigh looks at how fast blocks come to a node that fills an object, if it fetched a chunk of it for comparison.
+func (g *gate) weigh(req transfer.Request) {
+	h, ok := g.lender.(transfer.Holder)
+	if !ok || !req.Background {
+		return
+	}
+	now := time.Now()
+	if g.link.compared(now, req, func(s chunk.Span) bool { return h.HoldsAll(req.Object, req.ID, s) }) {
+		g.slowed(now, req.ID, float64(req.Pace))
+	}
+}
+
 // Admit implements transfer.Gate.
 func (g *gate) Admit(ctx context.Context, req transfer.Request) transfer.Verdict {
+	g.weigh(req)
 	relieve := g.relieve(req)
-	if relieve && (req.HeldOnly || g.owned == nil || !g.owned(req.Request)) {
+	owned := g.owned != nil && req.Hops < chunk.MaxHops && g.owned(req.Request)
+	if relieve && (req.HeldOnly || !owned) {
 		return transfer.Verdict{Refuse: fmt.Errorf("%w: and is slow", chunk.ErrNotHeld)}
 	}
 	if req.HeldOnly {
 		return transfer.Verdict{} // the asker was sent here, or asks what only we can know
 	}
 	ask := broadcast.Request{Chunk: broadcast.Chunk{Object: req.ID, Index: g.geometry.ChunkOf(req.Span.First)}, Span: req.Span,
-		Member: req.From, Failed: req.Failed, Delegate: relieve}
+		Member: req.From, Failed: req.Failed, Delegate: relieve && !req.Slow, Slow: req.Slow}
 	if m, ok := g.members.Lookup(req.From); ok {
 		ask.Zone, ask.Rack = m.Zone, m.Rack
 	}
@@ -293,8 +276,9 @@ func (g *gate) Admit(ctx context.Context, req transfer.Request) transfer.Verdict
 			ask.Near, ask.NearZone, ask.NearRack = m.ID, m.Zone, m.Rack
 		}
 	}
-	if holds, ok := g.lender.(holder); ok && len(req.Failed) > 0 {
-		ask.Blameless = !holds.Holds(req.Object, req.ID, req.Span.First)
+	if h, ok := g.lender.(holder); ok {
+		ask.Blameless = len(req.Failed) > 0 && !h.Holds(req.Object, req.ID, req.Span.First)
+		ask.Fresh = req.Background && owned && g.isFresh(h, req)
 	}
 	g.mu.Lock()
 	wait := g.plan.Gather(time.Now(), ask)
@@ -309,6 +293,10 @@ func (g *gate) Admit(ctx context.Context, req transfer.Request) transfer.Verdict
 		g.log.Debug("broadcast", "object", req.Object.URI(), "blocks", req.Span, "peer", req.From, "failed", req.Failed, "near", req.Near, "to", d.Redirect)
 		if d.Redirect == "" {
 			break
+		}
+		if d.Probe {
+			g.link.compare(time.Now(), req.ID, req.From, g.geometry.ChunkSpan(req.Object.Size, d.Against))
+			g.anew(req.ID, req.Span) // in vain if this node has not begun
 		}
 		if _, ok := g.members.Lookup(d.Redirect); ok {
 			g.stats.RedirectsGiven.Add(1)

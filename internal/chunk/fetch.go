@@ -128,6 +128,10 @@ var (
 	// on. That need not be the fault of whoever sends it: in a full link one
 	// connection may lose every packet for seconds. Another one will do.
 	ErrStarved = errors.New("stream stands still while others get on")
+
+	// ErrAnew says that a fetch was ended to be asked for again at once: this node has something to tell
+	// those whom it asks. Nobody is to blame.
+	ErrAnew = errors.New("asked for again")
 	// ErrCorrupt says that bytes do not fit their checksum.
 	ErrCorrupt = errors.New("checksum mismatch")
 )

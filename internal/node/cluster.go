@@ -101,14 +101,23 @@ func openCluster(n *Node) (_ *cluster, err error) {
 				c.server.Lags(id)
 			}
 		},
-		Elsewhere: func(req chunk.Request, failed []string) string {
+		Pace: c.pace,
+		Elsewhere: func(req chunk.Request, failed []string) (string, bool) {
 			if c.server == nil {
-				return ""
+				return "", false
 			}
 			return c.server.Elsewhere(req, failed)
 		},
 	})
 	return c, err
+}
+
+// pace is what comes to this node; see peer.Config.
+func (c *cluster) pace() (bytesPerSecond int64, slow bool) {
+	if c.server == nil {
+		return 0, false
+	}
+	return c.server.Pace()
 }
 
 // memberConfig translates the configuration.
@@ -140,6 +149,7 @@ func (c *cluster) openServer(n *Node) (err error) {
 		Bounds: transfer.ServerConfig{MaxSentBytesPerSecond: int64(n.cfg.MaxUpload),
 			Received: func() int64 { return c.bytes.ReceivedBytes.Load() + n.origins.stats.Bytes.Load() }},
 		Owned:    c.peers.Owned,
+		Anew:     n.cache.Anew,
 		Keeper:   keeper{n},
 		Tars:     n.tars,
 		Lessor:   n.budgets,

@@ -76,7 +76,7 @@ func (n *Node) walk(ctx context.Context, obj chunk.Object, who *principal, write
 	defer f.Close()
 	buf := make([]byte, min(readStepBytes, obj.Size))
 	for off := int64(0); off < obj.Size; {
-		if off%n.geometry.ChunkBytes == 0 && !f.Fill(off) {
+		if !f.Fill(off) && off%n.geometry.ChunkBytes == 0 {
 			f.Prefetch(off, readAheadBytes)
 		}
 		part := buf[:min(int64(len(buf)), obj.Size-off)]

@@ -38,14 +38,17 @@ func (p *Plan) choose(now time.Time, s *state, req Request) *holder {
 	best := candidate{room: s.direct < p.cfg.MaxSends, cost: s.given, distance: q.at - p.place,
 		inRack: req.Rack != "" && p.cfg.Rack == req.Rack, inZone: req.Zone != "" && p.cfg.Zone == req.Zone}
 	c := p.member(q)
+	if req.Slow {
+		c = p.idle(q)
+	}
 	if c.h == nil && (!best.room || req.Delegate) {
 		q.look = len(s.members) // rather anybody than this node
 		c = p.member(q)
 	}
-	if c.h != nil && (c.before(best) || req.Delegate) {
+	if c.h != nil && (c.before(best) || req.Delegate || req.Slow) {
 		best = c
 	}
-	if !req.Fill || req.Delegate {
+	if !req.Fill || req.Slow || req.Delegate && !p.mayCome(q, &best) {
 		return best.h // nobody is to wait for whom nobody has told to come
 	}
 	if c, f := p.comer(q); f != nil && c.before(best) {
@@ -121,7 +124,10 @@ func (p *Plan) within(q *question, g *group, full, mixed bool) (best candidate) 
 func (p *Plan) candidate(q *question, h *holder) candidate {
 	c := candidate{h: h, room: !h.full, cost: h.cost, distance: q.at - h.place,
 		inRack: q.Rack != "" && h.rack == q.Rack, inZone: q.Zone != "" && h.zone == q.Zone}
-	if p.isBlamed(h.id, q.now) || q.Fill && p.lags(q.k, h.id) {
+	switch {
+	case p.isSlow(q.k, h.id, q.now):
+		c.cost += p.cfg.MaxSends
+	case p.isBlamed(h.id, q.now) || q.Fill && p.lags(q.k, h.id, q.now):
 		c.cost++
 	}
 	return c
@@ -181,7 +187,7 @@ func (p *Plan) comerOf(q *question, from []*filler, g *group, mixed bool) (best 
 
 // comes reports whether one who fills the object will ask for the chunk soon, other than the asker.
 func (p *Plan) comes(q *question, f *filler) bool {
-	return f.id != q.Member && q.now.Sub(f.last) < p.cfg.FillFor && !p.lags(q.k, f.id) &&
+	return f.id != q.Member && q.now.Sub(f.last) < p.cfg.FillFor && !p.lags(q.k, f.id, q.now) && !p.isSlow(q.k, f.id, q.now) &&
 		!p.isBlamed(f.id, q.now) && !slices.Contains(q.Failed, f.id)
 }
 
@@ -217,6 +223,9 @@ func (p *Plan) mayServe(now time.Time, s *state, h *holder, req Request) bool {
 	if h.id == req.Member || slices.Contains(req.Failed, h.id) {
 		return false
 	}
+	if !h.done && p.isSlow(p.casts[req.Chunk.Object], h.id, now) {
+		return false
+	}
 	if !h.failed.IsZero() && now.Sub(h.failed) < p.cfg.FailedFor {
 		return false
 	}
@@ -237,7 +246,7 @@ func (p *Plan) isFed(now time.Time, s *state, h *holder, req Request) bool {
 		case h.done || now.Sub(h.since) >= p.cfg.Settle:
 			return true
 		case h.source == nil:
-			return h.delegate || !req.Delegate // else it waits for this node
+			return h.delegate || h.expected || !req.Delegate // else it waits for this node
 		}
 		h = h.source
 		if h.id == req.Member || h.gone || h.stranger && !h.expected {

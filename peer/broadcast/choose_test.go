@@ -2,6 +2,7 @@ package broadcast
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -22,9 +23,12 @@ func chooseFromAll(p *Plan, now time.Time, s *state, req Request) string {
 		if !p.mayServe(now, s, h, req) {
 			continue
 		}
-		c := candidate{h: h, room: h.children < p.cfg.MaxSends, cost: h.children + p.depth(now, h)/p.cfg.MaxChain, distance: at - h.place,
+		c := candidate{h: h, room: h.children+h.slowChildren < p.cfg.MaxSends, cost: h.children + p.depth(now, h)/p.cfg.MaxChain, distance: at - h.place,
 			inRack: req.Rack != "" && h.rack == req.Rack, inZone: req.Zone != "" && h.zone == req.Zone}
-		if p.isBlamed(h.id, now) || req.Fill && p.lags(k, h.id) {
+		switch {
+		case p.isSlow(k, h.id, now):
+			c.cost += p.cfg.MaxSends
+		case p.isBlamed(h.id, now) || req.Fill && p.lags(k, h.id, now):
 			c.cost++
 		}
 		if (c.before(best) || req.Delegate && best.h == nil) && p.isFed(now, s, h, req) {
@@ -35,11 +39,15 @@ func chooseFromAll(p *Plan, now time.Time, s *state, req Request) string {
 	if best.h != nil {
 		id = best.h.id
 	}
-	if !req.Fill || req.Delegate {
+	vice := p.vice(now, k, req)
+	switch alone := req.Delegate && best.h == nil; {
+	case !req.Fill, req.Delegate && req.Member == p.cfg.Self, alone && (len(s.members) > 0 && !s.viced || vice == "" || vice == req.Member):
 		return id
+	case alone:
+		best = candidate{cost: math.MaxInt}
 	}
 	for other, f := range k.members {
-		if s.members[other] != nil || other == req.Member || now.Sub(f.last) >= p.cfg.FillFor || p.lags(k, other) || p.isBlamed(other, now) || slices.Contains(req.Failed, other) {
+		if s.members[other] != nil || other == req.Member || now.Sub(f.last) >= p.cfg.FillFor || p.lags(k, other, now) || p.isSlow(k, other, now) || p.isBlamed(other, now) || slices.Contains(req.Failed, other) {
 			continue
 		}
 		c := candidate{h: &expected, room: true, distance: at - f.place, cost: k.rank(p.place, f.place) / p.cfg.MaxChain,
@@ -66,7 +74,7 @@ func checkSorted(t *rapid.T, p *Plan, s *state) {
 				var last *holder
 				l.before(^uint64(0), func(h *holder) bool {
 					found[h]++
-					if h.cost != cost || h.full != (full == 1) || h.full != (h.children >= p.cfg.MaxSends) || s.members[h.id] != h || last != nil && last.place < h.place {
+					if h.cost != cost || h.full != (full == 1) || h.full != (h.children+h.slowChildren >= p.cfg.MaxSends) || s.members[h.id] != h || last != nil && last.place < h.place {
 						t.Fatalf("%q is out of its place", h.id)
 					}
 					last = h
@@ -136,6 +144,9 @@ func TestChoosesAsFromAll(t *testing.T) {
 				s := p.state(now, c)
 				p.noteFailures(now, s, req)
 				p.Gather(now, req)
+				if h := s.members[who]; h != nil {
+					p.detach(s, h)
+				}
 				want := chooseFromAll(p, now, s, req)
 				if want == "" && req.Delegate {
 					want = req.Member
@@ -151,7 +162,8 @@ func TestChoosesAsFromAll(t *testing.T) {
 				p.Leave(who)
 			default:
 				if s := p.chunk(c); s != nil && len(s.members) > 0 {
-					if got, want := p.Elsewhere(now, c, whole, nil), chooseFromAll(p, now, s, Request{Chunk: c, Span: whole, Member: "self", Delegate: true}); got != want {
+					want := chooseFromAll(p, now, s, Request{Chunk: c, Span: whole, Member: "self", Delegate: true})
+					if got, _ := p.Elsewhere(now, c, whole, whole, nil, false); got != want {
 						t.Fatalf("elsewhere is %q, want %q", got, want)
 					}
 				}

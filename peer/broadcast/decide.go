@@ -12,9 +12,15 @@ func (p *Plan) Ask(now time.Time, req Request) Decision {
 	s := p.state(now, req.Chunk)
 	p.noteFailures(now, s, req)
 	p.Gather(now, req)
+	if h := s.members[req.Member]; h != nil {
+		p.detach(s, h) // it asks anew
+	}
 	var source *holder
+	probe := false
 	if !req.ServeOnly {
 		source = p.choose(now, s, req)
+		probe = source == nil && !req.Delegate && p.probes(req)
+		req.Delegate = req.Delegate || probe
 	}
 	if h := s.members[req.Member]; req.Fill && (h == nil || h.stranger) {
 		k := p.casts[req.Chunk.Object]
@@ -24,12 +30,13 @@ func (p *Plan) Ask(now time.Time, req Request) Decision {
 		}
 	}
 	p.receiving(now, s, req, source)
-	d := Decision{Lags: req.Fill && p.lags(p.casts[req.Chunk.Object], req.Member)}
+	d := Decision{Lags: req.Fill && p.lags(p.casts[req.Chunk.Object], req.Member, now)}
 	switch {
 	case source != nil:
 		d.Redirect = source.id
 	case req.Delegate:
-		d.Redirect = req.Member
+		d.Redirect, d.Probe = req.Member, probe
+		d.Against = p.casts[req.Chunk.Object].left
 	}
 	return d
 }
@@ -49,6 +56,17 @@ func (p *Plan) Gather(now time.Time, req Request) time.Duration {
 		k.begun = now
 	}
 	p.fills(k, req.Member, req.Zone, req.Rack, now)
+	switch f := k.members[req.Member]; {
+	case f == nil:
+	case req.Slow:
+		if !p.isSlow(k, req.Member, now) {
+			k.level()
+		}
+		f.slow = now
+	case !f.slow.IsZero(): // no longer; who left it did so for that
+		f.slow = time.Time{}
+		delete(p.blamed, req.Member)
+	}
 	if req.Near != "" && req.Near != p.cfg.Self && k.members[req.Near] == nil && !p.isBlamed(req.Near, now) {
 		p.fills(k, req.Near, req.NearZone, req.NearRack, now)
 	}
@@ -198,10 +216,17 @@ func (p *Plan) forget(s *state, member string) {
 
 // detach ends what a member counts for at its source.
 func (p *Plan) detach(s *state, h *holder) {
+	if h.detached || h.stranger || h.delegate {
+		return
+	}
+	h.detached = true
 	switch {
-	case h.stranger, h.delegate:
-	case h.source == nil:
+	case h.source == nil && !h.slow:
 		s.given--
+	case h.source == nil:
+	case h.slow:
+		h.source.slowChildren--
+		p.sort(s, h.source)
 	default:
 		h.source.children--
 		p.sort(s, h.source)
@@ -266,14 +291,21 @@ func (p *Plan) receiving(now time.Time, s *state, req Request, source *holder) {
 	h.span = union(h.span, req.Span)
 	h.since, h.source, h.done, h.stranger, h.expected, h.depth = now, source, false, false, false, 1
 	h.delegate = source == nil && req.Delegate
+	h.slow, h.detached = req.Slow, false
 	switch {
 	case h.delegate:
 	case source == nil:
 		h.direct++
 		s.direct++
-		s.given++
+		if !h.slow {
+			s.given++
+		}
 	default:
-		source.children++
+		if h.slow {
+			source.slowChildren++
+		} else {
+			source.children++
+		}
 		p.sort(s, source)
 		h.depth = 1 + p.depth(now, source)
 	}
@@ -310,20 +342,6 @@ func union(a, b chunk.Span) chunk.Span {
 	}
 	first, end := min(a.First, b.First), max(a.End(), b.End())
 	return chunk.Span{First: first, Count: end - first}
-}
-
-// Elsewhere returns a member that has a span of a chunk, or is receiving it from somebody
-// other than this node, or "" for none: what was delegated, or was given away before this node lost it.
-func (p *Plan) Elsewhere(now time.Time, c Chunk, span chunk.Span, failed []string) string {
-	s := p.chunk(c)
-	if s == nil || len(s.members) == 0 {
-		return ""
-	}
-	h := p.choose(now, s, Request{Chunk: c, Span: span, Member: p.cfg.Self, Failed: failed, Delegate: true})
-	if h == nil {
-		return ""
-	}
-	return h.id
 }
 
 // expect makes a member that will ask for the chunk one that others can be sent to:

@@ -127,7 +127,7 @@ func (p *Plan) sort(s *state, h *holder) {
 		s.unsort(h)
 		return
 	}
-	full, cost := h.children >= p.cfg.MaxSends, h.children
+	full, cost := h.children+h.slowChildren >= p.cfg.MaxSends, h.children
 	if !h.done && !h.settled {
 		cost += h.depth / p.cfg.MaxChain
 	}

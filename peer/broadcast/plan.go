@@ -50,10 +50,15 @@ type Config struct {
 	// afterwards it counts as having the chunk. It is longer than any transfer may
 	// stall. Default 1 min.
 	Settle time.Duration
-	// MaxLag is how many chunks of an object a member may have asked for less than the one
-	// that asked for most, until it is named after others, default 4. One whose link is slow gets there
+	// MaxLag is how many chunks of an object a member may have asked for less than the one that stands before it in the
+	// circle, until it is named after others, default 4. One whose link is slow gets there
 	// soon, and those who are to receive from it wait for it.
 	MaxLag int
+	// SlowFor is how long after a member last said so its link counts as slow, default 1 min.
+	SlowFor time.Duration
+	// ProbeEvery is how many chunks of an object, but the first, this node is left with until a member that fills it is to
+	// fetch one from the origin, default 32: it tells this node how fast others' links are. Negative: none is.
+	ProbeEvery int
 	// MaxChunks, MaxMembers and MaxHolders bound the chunks remembered, the members of each and of all
 	// together, default 4096, 16384 and 262144, which take some 100 MiB. Chunks asked for longest ago,
 	// and of a chunk who has been receiving for longest, are forgotten first.
@@ -65,7 +70,7 @@ func (c *Config) setDefaults() {
 		to  *time.Duration
 		def time.Duration
 	}{{&c.Hot, 2 * time.Minute}, {&c.FailedFor, 30 * time.Second}, {&c.Settle, time.Minute},
-		{&c.Gather, 50 * time.Millisecond}, {&c.FillFor, time.Minute}} {
+		{&c.Gather, 50 * time.Millisecond}, {&c.FillFor, time.Minute}, {&c.SlowFor, time.Minute}} {
 		if *d.to <= 0 {
 			*d.to = d.def
 		}
@@ -78,6 +83,9 @@ func (c *Config) setDefaults() {
 		if *n.to <= 0 {
 			*n.to = n.def
 		}
+	}
+	if c.ProbeEvery == 0 {
+		c.ProbeEvery = 32
 	}
 }
 
@@ -109,6 +117,11 @@ type Request struct {
 	// Delegate says that this node would rather not fetch the chunk from the origin itself: it is
 	// slow. When nobody else has it or is receiving it, the asker is to do it.
 	Delegate bool
+	// Slow says that the asker's link is slow: it stands in nobody's way, and nobody but those who find nobody else
+	// is sent to it.
+	Slow bool
+	// Fresh says that this node wants the chunk, and has next to nothing of it, so that the asker may fetch it for both.
+	Fresh bool
 }
 
 // Decision is where the asker gets its blocks from.
@@ -120,6 +133,10 @@ type Decision struct {
 	// Lags says that the asker is so far behind others who fill the object that nobody
 	// should wait for it.
 	Lags bool
+	// Probe says that the asker is to fetch the chunk for the sake of a comparison with this node, which
+	// was left with the one numbered Against before.
+	Probe   bool
+	Against uint32
 }
 
 // Plan is who has, and who is receiving, each hot chunk of which this node is the
@@ -139,8 +156,10 @@ type state struct {
 	chunk   Chunk
 	last    time.Time // it was last asked for
 	members map[string]*holder
-	direct  int // sends from this node that are under way
-	given   int // members that receive, or had it, from this node
+	from    *holder // whom this node has it from, if that is a member
+	viced   bool    // who asks first is sent up the circle, to the vice
+	direct  int     // sends from this node that are under way
+	given   int     // members that receive, or had it, from this node, but for those whose links are slow
 	// The members, as choose looks for them.
 	ages
 	all          group
@@ -176,7 +195,10 @@ func (s *state) lost(f *filler) {
 type cast struct {
 	chunks  int // of the object that are remembered
 	begun   time.Time
-	most    int // of filler.asked
+	most    int    // of filler.asked
+	fetched int    // chunks that nobody had when they were asked for
+	probeAt int    // fetched when the next one is to tell how fast others' links are
+	left    uint32 // the last that was left to this node
 	members map[string]*filler
 	numbers int       // given to members so far
 	circle  []*filler // by place
@@ -189,6 +211,7 @@ type filler struct {
 	id, zone, rack string
 	last           time.Time // it asked for a chunk of the object
 	asked          int       // chunks
+	slow           time.Time // it last said that its link is
 	place          uint64
 	number         int // of those who ever filled the object
 }
@@ -207,10 +230,25 @@ func seat(circle []*filler, place uint64) int {
 	return sort.Search(len(circle), func(i int) bool { return circle[i].place >= place })
 }
 
-// lags reports whether a member that fills the object is far behind others.
-func (p *Plan) lags(k *cast, member string) bool {
+// lags reports whether a member that fills the object is far behind the one that stands before it in the circle, or the first
+// behind any. Who stands behind one that lags is as far behind the others, and not to blame.
+func (p *Plan) lags(k *cast, member string, now time.Time) bool {
 	f := k.members[member]
-	return f != nil && k.most-f.asked >= p.cfg.MaxLag
+	if f == nil || k.most-f.asked < p.cfg.MaxLag {
+		return false
+	}
+	i := seat(k.circle, f.place)
+	for range len(k.circle) {
+		i = (i + len(k.circle) - 1) % len(k.circle)
+		before := k.circle[i]
+		if p.place-before.place <= p.place-f.place { // it is the first behind this node
+			return true
+		}
+		if before.slow.IsZero() || now.Sub(before.slow) >= p.cfg.SlowFor {
+			return before.asked-f.asked >= p.cfg.MaxLag
+		}
+	}
+	return true
 }
 
 func (k *cast) add(f *filler) {
@@ -273,6 +311,9 @@ type holder struct {
 	stranger       bool      // never asked since it was forgotten: its source is not known
 	failed         time.Time // an asker last could not get the chunk from it
 	children       int       // members that receive, or had it, from this one
+	slowChildren   int       // more of them, whose links are slow: they take little of this one's
+	slow           bool      // it is one of them
+	detached       bool      // it counts for nothing at its source any more
 	depth          int       // members between this node and it, and it, when it began
 
 	older, newer *holder // in state.ages

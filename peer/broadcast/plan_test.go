@@ -325,7 +325,7 @@ func TestDelegates(t *testing.T) {
 	}
 	elsewhere := func(want string, failed ...string) {
 		t.Helper()
-		if got := p.Elsewhere(now, c, whole, failed); got != want {
+		if got, _ := p.Elsewhere(now, c, whole, whole, failed, false); got != want {
 			t.Errorf("this node is sent to %q, want %q", got, want)
 		}
 	}

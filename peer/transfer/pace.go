@@ -8,18 +8,18 @@ import (
 
 // Bounds of [pace].
 const (
-	// paceEvery is how often the rates are looked at.
-	paceEvery = time.Second
-	// paceSlow is the part of this node's best rate below which what leaves tells that the
-	// takers, not this node's link, are the limit. A link that two broadcasts share, or two
-	// chains, is above it.
-	paceSlow = 0.4
+	// paceEvery is how often the rates are looked at: those since the look before the last, since a second is
+	// what a few blocks need.
+	paceEvery = 500 * time.Millisecond
+	// paceFull is the part of this node's best rate from which on what leaves tells that its link is the limit, and
+	// paceSlow the part of it that a member takes which is the limit itself.
+	paceFull, paceSlow = 0.75, 0.4
 	// paceBusy is the part of the time in which a slow taker keeps this node waiting.
 	paceBusy = 0.9
 	// paceTimes is how often in a row that has to be so.
 	paceTimes = 2
 	// paceBest is how many looks the best rate is remembered for.
-	paceBest = 30
+	paceBest = 60
 	// paceFor is how long a taker is held to be slow after it was last found so.
 	paceFor = 10 * time.Second
 	// maxTakers bounds how many are remembered.
@@ -27,16 +27,16 @@ const (
 )
 
 // pace finds those among the members that this node sends to that seem to take less than it could
-// send: writes to them wait all the time, and yet much less leaves than has left, or
-// come, at other times. Who forwards what it receives would make all behind it as slow. Whether
+// send: writes to them wait all the time, and yet they take much less than has left, or
+// come, at other times, and others do not take the rest. Who forwards what it receives would make all behind it as slow. Whether
 // its link is slow, or full of what others send, only the member itself can tell.
 // Safe for concurrent use.
 type pace struct {
 	moved func() int64 // bytes that have come to this node, ever
 
 	mu     sync.Mutex
-	sent   int64 // bytes that have left, ever
-	last   look
+	sent   int64             // bytes that have left, ever
+	last   [2]look           // the later one first
 	best   [paceBest]float64 // bytes a second, by look
 	looks  int
 	takers map[string]*taker
@@ -50,11 +50,12 @@ type look struct {
 
 // taker is a member that this node sends to, or sent to lately.
 type taker struct {
-	writers int       // under way
-	since   time.Time // writers is not 0
-	waited  time.Duration
-	times   int       // in a row that it was found slow
-	slow    time.Time // it last was
+	writers int              // under way
+	since   time.Time        // writers is not 0
+	waited  [2]time.Duration // since the last look, and between it and the one before
+	took    [2]int64         // bytes, likewise
+	times   int              // in a row that it was found slow
+	slow    time.Time        // it last was
 }
 
 func newPace(moved func() int64) *pace {
@@ -87,8 +88,9 @@ func (p *pace) end(member string, n int64, now time.Time) float64 {
 	p.sent += n
 	t := p.takers[member]
 	if t != nil && t.writers > 0 {
+		t.took[0] += n
 		if t.writers--; t.writers == 0 {
-			t.waited += now.Sub(t.since)
+			t.waited[0] += now.Sub(t.since)
 		}
 	}
 	p.look(now)
@@ -102,28 +104,28 @@ func (p *pace) isSlow(t *taker, now time.Time) bool {
 	return !t.slow.IsZero() && now.Sub(t.slow) < paceFor
 }
 
-// look compares what has left since the last look with the best. The caller holds mu.
+// look compares what has left of late with the best. The caller holds mu.
 func (p *pace) look(now time.Time) {
-	past := now.Sub(p.last.at)
-	if past < paceEvery {
+	if now.Sub(p.last[0].at) < paceEvery {
 		return
 	}
-	l := look{at: now, sent: p.sent, came: p.moved()}
-	first := p.last.at.IsZero() || past > 5*paceEvery // nothing left meanwhile, or little
-	out := float64(l.sent-p.last.sent) / past.Seconds()
-	in := float64(l.came-p.last.came) / past.Seconds()
-	p.last = l
-	if !first {
-		p.best[p.looks%paceBest] = max(out, in)
+	l, from := look{at: now, sent: p.sent, came: p.moved()}, p.last[1]
+	past := now.Sub(from.at)
+	known := !from.at.IsZero() && past < 5*paceEvery // else nothing left meanwhile, or little
+	p.last = [2]look{l, p.last[0]}
+	out := float64(l.sent-from.sent) / past.Seconds()
+	if known {
+		p.best[p.looks%paceBest] = max(out, float64(l.came-from.came)/past.Seconds())
 		p.looks++
 	}
 	best := slices.Max(p.best[:])
 	for member, t := range p.takers {
 		if t.writers > 0 {
-			t.waited += now.Sub(t.since)
+			t.waited[0] += now.Sub(t.since)
 			t.since = now
 		}
-		if !first && t.waited.Seconds() >= paceBusy*past.Seconds() && out < paceSlow*best {
+		waited, took := t.waited[0]+t.waited[1], t.took[0]+t.took[1]
+		if known && out < paceFull*best && waited.Seconds() >= paceBusy*past.Seconds() && float64(took)/past.Seconds() < paceSlow*best {
 			t.times++
 		} else {
 			t.times = 0
@@ -131,9 +133,8 @@ func (p *pace) look(now time.Time) {
 		if t.times >= paceTimes {
 			t.slow = now
 		}
-		idle := t.waited == 0
-		t.waited = 0
-		if idle && !p.isSlow(t, now) {
+		t.waited, t.took = [2]time.Duration{0, t.waited[0]}, [2]int64{0, t.took[0]}
+		if waited == 0 && !p.isSlow(t, now) {
 			delete(p.takers, member)
 		}
 	}

@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"bytes"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -49,6 +50,33 @@ func TestPace(t *testing.T) {
 				if could := sending(p, "m", link, 0.5, 1); could > 0 {
 					t.Errorf("still slow: %.0f", could)
 				}
+			})
+		})
+	}
+}
+
+// A slow member is found beside one that takes more, unless both together fill the link.
+func TestPaceOfTwo(t *testing.T) {
+	const link = 4 << 20
+	for _, tt := range []struct {
+		name  string
+		other float64 // bytes a second
+		slow  bool
+	}{{"room is left", link * 0.45, true}, {"the link is full", link * 3 / 4, false}} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				begin := time.Now()
+				p := newPace(func() int64 { return int64(link * time.Since(begin).Seconds()) })
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					if could := sending(p, "other", tt.other, 0, 8); could > 0 {
+						t.Errorf("the other one could be sent %.0f bytes/s", could)
+					}
+				})
+				if could := sending(p, "m", link/5, 0, 8); (could > 0) != tt.slow {
+					t.Errorf("could send %.0f bytes/s", could)
+				}
+				wg.Wait()
 			})
 		})
 	}

@@ -23,6 +23,7 @@ const (
 	headerBackground = "Shardwell-Background" // "1", "fill" or absent
 	headerNear       = "Shardwell-Near"       // ring id of a member that fills the object too, or absent
 	headerPatience   = "Shardwell-Patience"   // milliseconds, or absent
+	headerPace       = "Shardwell-Pace"       // bytes a second that come to the asker, slowSuffix behind it if its link is slow; or absent
 	headerFailed     = "Shardwell-Failed"     // ring ids, comma-separated, or AnyMember
 	headerIdentity   = "Shardwell-Identity"   // on whose behalf, or absent: the asker's own
 	headerGrant      = "Shardwell-Grant"      // a presigned URL; a secret
@@ -51,6 +52,9 @@ const (
 // lagsSuffix behind a redirect's member says what RedirectError.Lags does. It is in no ring id.
 const lagsSuffix = "*"
 
+// slowSuffix behind a pace says what Request.Slow does.
+const slowSuffix = "*"
+
 // AnyMember among the failed members says: name nobody, answer yourself.
 const AnyMember = "*"
 
@@ -68,6 +72,10 @@ type Request struct {
 	// Near is the nearest member before the asker in the circle of those that fill the
 	// object, as far as the asker knows, or "".
 	Near string
+	// Pace is how many bytes a second have come to the asker of late, 0 when it does not say. Slow
+	// says that its link was found slow: nobody is to wait for what it receives.
+	Pace int64
+	Slow bool
 }
 
 func (r Request) String() string {
@@ -122,6 +130,13 @@ func (r Request) setHeaders(h http.Header, to string, g chunk.Geometry) {
 	if r.Near != "" {
 		h[headerNear] = []string{r.Near}
 	}
+	if r.Pace > 0 || r.Slow {
+		pace := strconv.FormatInt(max(0, r.Pace), 10)
+		if r.Slow {
+			pace += slowSuffix
+		}
+		h[headerPace] = []string{pace}
+	}
 	if r.Patience > 0 {
 		h[headerPatience] = []string{strconv.FormatInt(max(1, r.Patience.Milliseconds()), 10)}
 	}
@@ -140,7 +155,7 @@ func (r Request) setHeaders(h http.Header, to string, g chunk.Geometry) {
 // that means something.
 func signedFields(method, target string, h http.Header) []string {
 	fields := []string{method, target, h.Get(headerTo), h.Get(headerFrom), h.Get(headerObject), h.Get(headerGeometry),
-		h.Get(headerHops), h.Get(headerHeldOnly), h.Get(headerBackground), h.Get(headerPatience), h.Get(headerNear), h.Get(headerFailed), h.Get(headerGrant)}
+		h.Get(headerHops), h.Get(headerHeldOnly), h.Get(headerBackground), h.Get(headerPatience), h.Get(headerPace), h.Get(headerNear), h.Get(headerFailed), h.Get(headerGrant)}
 	if id := h.Get(headerIdentity); id != "" { // the last, so that its absence is signed too
 		fields = append(fields, id)
 	}
@@ -156,7 +171,7 @@ func invalid(format string, args ...any) error {
 func parseRequest(path string, h http.Header, g chunk.Geometry) (Request, error) {
 	var r Request
 	for _, name := range [...]string{headerObject, headerGeometry, headerTo, headerFrom, headerHops, headerHeldOnly,
-		headerBackground, headerPatience, headerNear, headerFailed, headerIdentity, headerGrant, headerAuth} {
+		headerBackground, headerPatience, headerPace, headerNear, headerFailed, headerIdentity, headerGrant, headerAuth} {
 		if len(h[name]) > 1 {
 			return r, invalid("header %s comes twice", name)
 		}
@@ -219,6 +234,9 @@ func (r *Request) parseFlags(h http.Header) error {
 		}
 		r.Patience = time.Duration(ms) * time.Millisecond
 	}
+	if err := r.parsePace(h.Get(headerPace)); err != nil {
+		return err
+	}
 	r.From = h.Get(headerFrom)
 	if !validMemberID(r.From) {
 		return invalid("asking member %q", r.From)
@@ -244,6 +262,19 @@ func (r *Request) parseFlags(h http.Header) error {
 	if n := len(r.Access.Grant.Secret()); n > chunk.MaxGrantBytes || n > 0 && r.Access.Identity == "" {
 		return invalid("grant of %d bytes", n)
 	}
+	return nil
+}
+
+func (r *Request) parsePace(pace string) error {
+	if pace == "" {
+		return nil
+	}
+	number, slow := strings.CutSuffix(pace, slowSuffix)
+	n, err := strconv.ParseInt(number, 10, 64)
+	if err != nil || n < 0 || n == 0 && !slow || strconv.FormatInt(n, 10) != number {
+		return invalid("pace %q", pace)
+	}
+	r.Pace, r.Slow = n, slow
 	return nil
 }
 

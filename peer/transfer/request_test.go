@@ -26,6 +26,7 @@ func TestRequestCrossesTheWire(t *testing.T) {
 	r.Span = chunk.Span{First: 9, Count: 3}
 	r.HeldOnly, r.Background, r.Hops = true, true, 3
 	r.Patience = 1500 * time.Millisecond
+	r.Pace, r.Slow = 6250000, true
 	r.Failed = []string{"node-b", AnyMember}
 	r.Access = chunk.Access{Identity: "tenant-1", Grant: chunk.NewGrant("https://s3.example.com/b/k?X-Amz-Signature=secret")}
 	h := http.Header{}
@@ -70,6 +71,11 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		"no patience":         func(_ *string, h http.Header) { h.Set(headerPatience, "0") },
 		"much patience":       func(_ *string, h http.Header) { h.Set(headerPatience, "3600001") },
 		"spelt patience":      func(_ *string, h http.Header) { h.Set(headerPatience, "01") },
+		"no pace":             func(_ *string, h http.Header) { h.Set(headerPace, "0") },
+		"negative pace":       func(_ *string, h http.Header) { h.Set(headerPace, "-1*") },
+		"spelt pace":          func(_ *string, h http.Header) { h.Set(headerPace, "1e3") },
+		"slow twice":          func(_ *string, h http.Header) { h.Set(headerPace, "1**") },
+		"pace twice":          func(_ *string, h http.Header) { h[headerPace] = []string{"1", "2"} },
 		"empty failed member": func(_ *string, h http.Header) { h.Set(headerFailed, "a,,b") },
 		"a header twice":      func(_ *string, h http.Header) { h.Add(headerHops, "1") },
 		"long grant": func(_ *string, h http.Header) {
@@ -91,6 +97,20 @@ func TestRequestsThatAreRefused(t *testing.T) {
 				t.Errorf("error %v, want class ErrInvalid", err)
 			}
 		})
+	}
+}
+
+// A slow node need not know how much comes to it, and one that says nothing sends no header.
+func TestPaceOfAnAsker(t *testing.T) {
+	for want, r := range map[string]Request{"": {}, "7": {Pace: 7}, "7*": {Pace: 7, Slow: true}, "0*": {Slow: true}} {
+		whole := someRequest(1 << 20)
+		whole.Pace, whole.Slow = r.Pace, r.Slow
+		h := http.Header{}
+		whole.setHeaders(h, "node-c", small)
+		got, err := parseRequest(whole.target(), h, small)
+		if err != nil || h.Get(headerPace) != want || got.Pace != r.Pace || got.Slow != r.Slow {
+			t.Errorf("%q became %d, %v, %v", h.Get(headerPace), got.Pace, got.Slow, err)
+		}
 	}
 }
 
