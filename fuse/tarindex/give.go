@@ -7,14 +7,20 @@ import (
 	"github.com/shardwell/shardwell/internal/chunk"
 )
 
-// gift is an index for the node that keeps it.
-type gift struct {
-	obj     chunk.Object
-	encoded []byte
-}
+// maxGifts is how many tars wait for their indexes to be given away; of more none are. Those who need
+// them make them again.
+const maxGifts = 1024
 
-// maxGifts wait to be given; of more none are. Those who need them make them again.
-const maxGifts = 16
+// known returns an index that this node has, or nil.
+func (l *Library) known(id chunk.ObjectID, size int64) *Index {
+	l.mu.Lock()
+	x := l.recall(id)
+	l.mu.Unlock()
+	if x == nil {
+		x = l.shelf.load(id, size)
+	}
+	return x
+}
 
 // Lacks reports whether this node has no index of a tar.
 func (l *Library) Lacks(obj chunk.Object) bool {
@@ -45,9 +51,14 @@ func (l *Library) giveAway(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case g := <-l.gifts:
-			if err := l.cfg.Give(ctx, g.obj, g.encoded); err != nil && ctx.Err() == nil {
-				l.cfg.Logger.Debug("index of a tar is kept here alone", "object", g.obj.URI(), "error", err)
+		case obj := <-l.gifts:
+			id := obj.ID()
+			x := l.known(id, obj.Size)
+			if x == nil {
+				continue // it gave way meanwhile
+			}
+			if err := l.cfg.Give(ctx, obj, encode(x, id)); err != nil && ctx.Err() == nil {
+				l.cfg.Logger.Debug("index of a tar is kept here alone", "object", obj.URI(), "error", err)
 			}
 		}
 	}

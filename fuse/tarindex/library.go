@@ -104,7 +104,7 @@ type Library struct {
 	flights map[flightKey]*flight
 
 	growing growing
-	gifts   chan gift
+	gifts   chan chunk.Object // whose indexes are for the nodes that keep them
 }
 
 type book struct {
@@ -150,7 +150,7 @@ func NewLibrary(cfg Config) *Library {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	l := &Library{cfg: cfg, scans: semaphore.NewWeighted(cfg.ScanBytes), byID: make(map[chunk.ObjectID]*list.Element), flights: make(map[flightKey]*flight),
-		gifts: make(chan gift, maxGifts)}
+		gifts: make(chan chunk.Object, maxGifts)}
 	l.shelf = newShelf(cfg, &l.stats)
 	l.growing.init()
 	l.ctx, l.cancel = context.WithCancel(context.Background())
@@ -296,13 +296,7 @@ func (l *Library) scan(ctx context.Context, obj chunk.Object, id chunk.ObjectID,
 	g.take()
 	defer g.give()
 	if g.s == nil { // it came to its end meanwhile, or long ago
-		l.mu.Lock()
-		x := l.recall(id)
-		l.mu.Unlock()
-		if x == nil {
-			x = l.shelf.load(id, obj.Size)
-		}
-		if x != nil {
+		if x := l.known(id, obj.Size); x != nil {
 			l.remember(id, x)
 			return x, nil
 		}
@@ -338,11 +332,10 @@ func (l *Library) complete(g *growth, give bool) *Index {
 	x := g.s.Index()
 	g.end()
 	l.remember(g.id, x)
-	encoded := encode(x, g.id)
-	l.shelf.keep(g.id, encoded)
+	l.shelf.keep(g.id, encode(x, g.id))
 	if give && l.cfg.Give != nil {
 		select {
-		case l.gifts <- gift{g.obj, encoded}:
+		case l.gifts <- g.obj:
 		default:
 		}
 	}
