@@ -182,6 +182,9 @@ func (d *Dir) checkLayout() error {
 	case err != nil:
 		return explain("read layout", err)
 	case got != want:
+		if _, err := parseLayout(got); err != nil {
+			return fmt.Errorf("%w: empty the directory, or use another", err)
+		}
 		return fmt.Errorf("made for other sizes (%q, this node uses %q): empty it, or use another directory", got, want)
 	}
 	return nil

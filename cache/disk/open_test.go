@@ -31,6 +31,10 @@ func TestOpenErrors(t *testing.T) {
 	if d, err := Open(testConfig(other)); err != nil || d.Close() != nil {
 		t.Fatal(err)
 	}
+	newer := t.TempDir()
+	if err := os.WriteFile(filepath.Join(newer, layoutName), []byte("shardwell cache, layout 9, chunk 1, block 1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -48,6 +52,7 @@ func TestOpenErrors(t *testing.T) {
 		{"no parent", func(cfg *Config) { cfg.Path = filepath.Join(cfg.Path, "a", "b") }, "neither does its parent"},
 		{"a file", func(cfg *Config) { cfg.Path = file }, "not a directory"},
 		{"other geometry", func(cfg *Config) { cfg.Path, cfg.Geometry = other, chunk.DefaultGeometry() }, "made for other sizes"},
+		{"another version", func(cfg *Config) { cfg.Path = newer }, `layout is "shardwell cache, layout 9`},
 		{"bad geometry", func(cfg *Config) { cfg.Geometry.BlockBytes = 5 }, "block size 5"},
 		{"negative budget", func(cfg *Config) { cfg.BudgetBytes = -1 }, "must not be negative"},
 	}
