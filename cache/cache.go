@@ -166,6 +166,7 @@ type Cache struct {
 	stats Stats
 
 	refused atomic.Bool // the tier did not admit the last block of any object
+	without atomic.Bool // nor open the last object
 
 	ctx    context.Context // of all calls; ends with Close
 	cancel context.CancelCauseFunc

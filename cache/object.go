@@ -1,6 +1,8 @@
 package cache
 
 import (
+	"context"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 
@@ -70,9 +72,14 @@ func (o *object) openTier() {
 	f, err := o.c.cfg.Disk.Acquire(o.Object, o.id, o.c.cfg.Keeps(o.Object, o.id))
 	if err != nil {
 		o.c.stats.DiskErrors.Add(1)
-		o.c.cfg.Logger.Warn("disk tier does without an object", "op", "acquire", "object", o.URI(), "error", err)
+		level := slog.LevelWarn
+		if o.c.without.Swap(true) { // a disk that is down refuses each, and has said why
+			level = slog.LevelDebug
+		}
+		o.c.cfg.Logger.Log(context.Background(), level, "disk tier does without an object", "op", "acquire", "object", o.URI(), "error", err)
 		return
 	}
+	o.c.without.Store(false)
 	o.tier = f
 }
 

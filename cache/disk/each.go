@@ -2,10 +2,14 @@ package disk
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/shardwell/shardwell/internal/chunk"
 )
@@ -23,23 +27,30 @@ type Entry struct {
 
 // Each calls visit for every object on the disk, in no order, reading sidecars as
 // it goes; what is damaged is left out. It ends with the first error of visit or of
-// ctx. Folders that cannot be read are passed over, and are an error at the end. Objects that come or
+// ctx. What the disk does not give is passed over, and is an error at the end. Objects that come or
 // go meanwhile may be seen or not.
 func (d *Dir) Each(ctx context.Context, visit func(Entry) error) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
+	var unread error
 	err := d.eachObject(ctx, func(id chunk.ObjectID) error {
 		e, err := d.entry(id)
+		if errno := syscall.Errno(0); errors.Is(err, ErrHung) || errors.As(err, &errno) && errno != unix.ENOENT && !isNoFile(err) {
+			unread = err
+		}
 		if err != nil {
-			return nil // gone or damaged: load deals with it
+			return ctx.Err() // else it is gone or damaged: load deals with it
 		}
 		if err := visit(e); err != nil {
 			stop(err)
 		}
 		return ctx.Err()
 	})
-	if ctx.Err() != nil {
+	switch {
+	case ctx.Err() != nil:
 		err = context.Cause(ctx)
+	case err == nil:
+		err = unread
 	}
 	if err != nil {
 		return fmt.Errorf("list cache directory %s: %w", d.cfg.Path, err)

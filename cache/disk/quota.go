@@ -84,8 +84,11 @@ func (d *Dir) relieveQuota(ctx context.Context, ds evict.Dataset, want int64) (d
 		}
 		return nil
 	})
-	if err != nil {
+	if ctx.Err() != nil {
 		return 0, err
+	}
+	if err != nil { // what was seen may go all the same
+		d.log.Debug("look for something to evict", "bucket", ds.Bucket, "prefix", ds.Prefix, "err", err)
 	}
 	want = max(want, taken/quotaSlackShare)
 	victims := sel.Victims()

@@ -203,3 +203,32 @@ func TestFaultyDisks(t *testing.T) {
 		t.Errorf("a disk that does not answer: %v", err)
 	}
 }
+
+// Each goes on past a sidecar that the disk does not give, and says so; one that is damaged, or gone, is just not there.
+func TestEachPastWhatCannotBeRead(t *testing.T) {
+	var bad string
+	cfg := testConfig(t.TempDir())
+	cfg.FS = &faultFS{FS: OS{}, fail: func(_ int, op, name string) error {
+		if op == "open" && name == bad {
+			return syscall.EIO
+		}
+		return nil
+	}}
+	d := openDir(t, cfg)
+	for _, key := range []string{"a", "b", "c"} {
+		newContent(key, 1000).store(t, d)
+	}
+	each := func() (seen int, err error) {
+		err = d.Each(t.Context(), func(Entry) error { seen++; return nil })
+		return seen, err
+	}
+	flipByte(t, d.metaPath(newContent("a", 1000).id), 5)
+	if seen, err := each(); err != nil || seen != 2 {
+		t.Errorf("one is damaged: %d seen, %v", seen, err)
+	}
+	bad = d.metaPath(newContent("b", 1000).id)
+	if seen, err := each(); !errors.Is(err, syscall.EIO) || seen != 1 {
+		t.Errorf("one cannot be read: %d seen, %v", seen, err)
+	}
+	bad = ""
+}

@@ -15,7 +15,7 @@ func newDrain(s streams) *cobra.Command {
 		Use:   "drain",
 		Short: "Hand on what this node holds, then leave",
 		Long: `Takes the running node out of the ring, hands to their new owners the chunks that it owned, and ends it. What
-other nodes hold already is not sent. Ends with 3 when some chunks found no room: the origin has them.`,
+other nodes hold already is not sent. Ends with 3 when some chunks found no room or could not be read: the origin has them.`,
 		Args: exactArgs(),
 	}
 	opts := configured(cmd, config.ScopeClient)
@@ -46,7 +46,7 @@ other nodes hold already is not sent. Ends with 3 when some chunks found no room
 		}
 		fmt.Fprintf(s.err, "handed on %s; the node ends\n", size(last.DoneBytes))
 		if last.FailedBytes > 0 {
-			return partly{fmt.Errorf("%s found no room at their new owners", size(last.FailedBytes))}
+			return partly{fmt.Errorf("%s were not handed on: their new owners had no room, or a cache disk cannot be read", size(last.FailedBytes))}
 		}
 		return nil
 	}

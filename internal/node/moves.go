@@ -80,7 +80,7 @@ func (m *mover) run(ctx context.Context, changed <-chan struct{}) error {
 		if counting && m.tell == nil {
 			continue
 		}
-		err := m.n.eachHeld(ctx, func(obj chunk.Object, id chunk.ObjectID) error {
+		unread, err := m.n.eachHeld(ctx, func(obj chunk.Object, id chunk.ObjectID) error {
 			select {
 			case <-changed:
 				m.interrupted = true
@@ -95,19 +95,33 @@ func (m *mover) run(ctx context.Context, changed <-chan struct{}) error {
 		if err != nil {
 			return err
 		}
+		if !counting {
+			m.failed += unread
+		}
 	}
 	m.report(true)
 	return nil
 }
 
-// eachHeld calls visit for each object of which this node holds something, until it returns an error.
-func (n *Node) eachHeld(ctx context.Context, visit func(chunk.Object, chunk.ObjectID) error) error {
+// eachHeld calls visit for each object of which this node holds something, until it returns an error. Directories that
+// cannot be listed, or not in full, are passed over: unread is at most what this node owns there.
+func (n *Node) eachHeld(ctx context.Context, visit func(chunk.Object, chunk.ObjectID) error) (unread int64, err error) {
 	for _, d := range n.disks.dirs {
-		if err := d.Each(ctx, func(e disk.Entry) error { return visit(e.Object, e.ID) }); err != nil {
-			return err
+		var stop error
+		err := d.Each(ctx, func(e disk.Entry) error {
+			stop = visit(e.Object, e.ID)
+			return stop
+		})
+		switch {
+		case stop != nil || ctx.Err() != nil:
+			return unread, err
+		case err != nil:
+			n.log.Warn("what lies in a cache directory is not known", "error", err)
+			owned, _ := d.Capacity()
+			unread += owned
 		}
 	}
-	return n.cache.EachInMemory(func(m cache.InMemory) error { return visit(m.Object, m.ID) })
+	return unread, n.cache.EachInMemory(func(m cache.InMemory) error { return visit(m.Object, m.ID) })
 }
 
 // object hands on what is here of one object.
