@@ -222,3 +222,24 @@ func TestPinsAreBounded(t *testing.T) {
 		t.Errorf("%d pins are known", len(d.pins))
 	}
 }
+
+// What nobody can hold is named, and does not look like a lack of room.
+func TestWarmUpThatNobodyHolds(t *testing.T) {
+	t.Parallel()
+	files := dataset()
+	o := newOrigin(t, files)
+	nodes := startCluster(t, o.URL(), 2, func(i int, cfg *config.Config) { cfg.NoOwner = i == 1 })
+	if err := nodes[0].stop(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "n0 is away", func() bool { return len(nodes[1].cluster.directory.All()) == 1 })
+	rec := nodes[1].warmUp(t, all())
+	if rec.State != warm.Partly || rec.Counts[warm.NodeLost] != rec.Lost() || rec.Lost() < int64(len(files)) || !strings.Contains(rec.Missing[0].Detail, "its owner is away") {
+		t.Errorf("%+v", rec)
+	}
+	alone := testConfig(t, o.URL())
+	alone.NoOwner = true
+	if rec := start(t, alone).warmUp(t, all()); rec.State != warm.Failed || !strings.Contains(rec.Why, "no member owns anything") {
+		t.Errorf("where nobody owns: %s, %q", rec.State, rec.Why)
+	}
+}

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -100,6 +101,9 @@ func (s *survey) assign() (map[string]*warm.Load, error) {
 	if s.spec.EveryNode {
 		return warm.Everywhere(&s.found.manifest, ids), nil
 	}
+	if s.n.cluster.ring.history.Current().Owner(0) == nil {
+		return nil, errors.New("no member owns anything (--no-owner): there is nobody to hold it")
+	}
 	loads := warm.Assign(&s.found.manifest, s.n.geometry, int64(s.n.cfg.PlaceWhole), s.n.placeOf)
 	if len(s.spec.Nodes) > 0 {
 		maps.DeleteFunc(loads, func(id string, _ *warm.Load) bool { return !slices.Contains(ids, id) })
@@ -123,7 +127,7 @@ func (s *survey) prefixes() (out []peer.Prefix) {
 	return out
 }
 
-// short returns who has too little room. A member that is away is found missing later.
+// short returns who has too little room. What is for a member that is away, or for nobody, is found missing later.
 func (s *survey) short(ctx context.Context) ([]warm.Short, error) {
 	rooms := make(map[string]warm.Room)
 	var mu sync.Mutex
@@ -132,7 +136,7 @@ func (s *survey) short(ctx context.Context) ([]warm.Short, error) {
 	asked := maps.Clone(s.loads)
 	maps.DeleteFunc(asked, func(id string, _ *warm.Load) bool {
 		_, here := s.n.cluster.directory.Lookup(id)
-		return s.spec.EveryNode && !here
+		return id == "" || s.spec.EveryNode && !here
 	})
 	for id := range asked {
 		group.Go(func() error {
@@ -140,7 +144,7 @@ func (s *survey) short(ctx context.Context) ([]warm.Short, error) {
 			var err error
 			if id == s.n.id {
 				r.LimitBytes, r.TakenBytes, err = worker{s.n}.Room(inner, s.prefixes())
-			} else if id != "" {
+			} else {
 				r.LimitBytes, r.TakenBytes, err = s.n.cluster.peers.Room(inner, id, s.prefixes())
 			}
 			if err != nil {
@@ -350,7 +354,7 @@ func (n *Node) bring(ctx context.Context, node string, b peer.Bring, tell func(p
 		return worker{n}.Bring(ctx, b, tell)
 	}
 	if node == "" {
-		return fmt.Errorf("no member owns anything")
+		return errors.New("its owner is away, and so are all who would act for it")
 	}
 	return n.cluster.peers.Bring(ctx, node, b, tell)
 }
