@@ -13,8 +13,12 @@ import (
 )
 
 // saveEvery bounds how often plans are saved for a successor: a process that is killed loses what
-// was given or read in the time since.
-const saveEvery = 200 * time.Millisecond
+// was given or read in the time since. Many long plans are saved less often, so that it takes no more than
+// one part in saveShare of a core.
+const (
+	saveEvery = 200 * time.Millisecond
+	saveShare = 50
+)
 
 // keepSaved saves the plans when they have changed, and a last time when ctx ends.
 func (x *nextFiles) keepSaved(ctx context.Context) {
@@ -35,9 +39,10 @@ func (x *nextFiles) keepSaved(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-x.unsaved:
-			x.save(state)
 		}
-		pause.Reset(saveEvery)
+		began := time.Now()
+		x.save(state)
+		pause.Reset(max(saveEvery, saveShare*time.Since(began)))
 	}
 }
 
