@@ -18,6 +18,7 @@ type Plan struct {
 	opened []bool
 	places map[string][]int // of each name, in order
 	at     int              // before it everything was opened
+	late   map[int]bool     // places that were left over when another epoch began: one open is of the last
 }
 
 // Add appends names. False says that the plan is full, and that nothing was added.
@@ -59,25 +60,60 @@ func (p *Plan) Len() (names, opened int) {
 }
 
 // Opened takes note of a file that was opened, and reports whether it is in the plan. A file that
-// comes several times counts once for each time. When all were opened, and one is opened
-// again, another epoch begins.
+// comes several times counts once for each time. When all were opened, or nearly all, and one of the first is
+// opened again, another epoch begins.
 func (p *Plan) Opened(name string) bool {
 	places := p.places[name]
 	if len(places) == 0 {
 		return false
 	}
-	if p.at == len(p.names) {
-		clear(p.opened)
-		p.at = 0
+	i := slices.IndexFunc(places, func(i int) bool { return !p.opened[i] })
+	if i < 0 && p.over(places[0]) {
+		p.restart()
+		i = 0
 	}
-	for _, i := range places {
-		if !p.opened[i] {
-			p.opened[i] = true
-			break
+	if i >= 0 {
+		if at := places[i]; p.late[at] {
+			delete(p.late, at)
+		} else {
+			p.opened[at] = true
 		}
 	}
 	p.advance()
 	return true
+}
+
+// over reports whether an open of a file that was opened before, at a place, begins another epoch: what was
+// not opened are the last files of some workers, or files that are left out.
+func (p *Plan) over(place int) bool {
+	n := len(p.names)
+	if p.at == n {
+		return true
+	}
+	missing, last := 0, 0
+	for i, opened := range p.opened {
+		if opened {
+			last = i
+		} else {
+			missing++
+		}
+	}
+	return missing <= max(1, n/leftPart) && last-place >= n/2
+}
+
+// leftPart is the part of a plan, one in so many, that may be left when another epoch begins.
+const leftPart = 8
+
+// restart begins another epoch.
+func (p *Plan) restart() {
+	p.late = make(map[int]bool)
+	for i := p.at; i < len(p.opened); i++ {
+		if !p.opened[i] {
+			p.late[i] = true
+		}
+	}
+	clear(p.opened)
+	p.at = 0
 }
 
 // advance moves at on to the first that was not opened.

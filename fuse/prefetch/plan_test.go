@@ -148,3 +148,55 @@ func TestPlanOfManyWorkers(t *testing.T) {
 		t.Errorf("%d of %d were not known before they were opened", missed, shards)
 	}
 }
+
+// A plan goes on in the next epoch though some of its files are never opened, or late.
+func TestPlanOfSeveralEpochs(t *testing.T) {
+	const shards = 100
+	var p Plan
+	all := names("s-%03d", func() (n []int) {
+		for i := range shards {
+			n = append(n, i)
+		}
+		return n
+	}()...)
+	p.Add(all...)
+	for epoch := range 3 {
+		for i, name := range all {
+			if i == 40 || i == 99 { // which nobody reads
+				continue
+			}
+			if i > 0 && !slices.Contains(p.Next(6), name) {
+				t.Errorf("epoch %d: %s is not among the next %q", epoch, name, p.Next(6))
+			}
+			p.Opened(name)
+			p.Opened(name) // for its index, say
+		}
+	}
+	// A worker begins the next epoch while another still has its last shards to read.
+	p = Plan{}
+	p.Add(all...)
+	for _, name := range all[:95] {
+		p.Opened(name)
+	}
+	p.Opened(all[0])
+	for _, name := range all[95:] {
+		p.Opened(name)
+	}
+	if got, want := p.Next(3), all[1:4]; !slices.Equal(got, want) {
+		t.Errorf("next are %q, want %q", got, want)
+	}
+	p.Opened(all[97]) // this time
+	if _, opened := p.Len(); opened != 2 {
+		t.Errorf("%d opened", opened)
+	}
+	// Who looks at the first files again in the middle begins nothing.
+	p = Plan{}
+	p.Add(all...)
+	for _, name := range all[:60] {
+		p.Opened(name)
+	}
+	p.Opened(all[0])
+	if _, opened := p.Len(); opened != 60 {
+		t.Errorf("%d opened", opened)
+	}
+}
