@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -90,9 +91,12 @@ func lister(ctx context.Context, cfg config.Resolved) (listFunc, func(), error) 
 
 // printEntry writes a line; names that would upset a terminal are quoted.
 func printEntry(w *bufio.Writer, e control.Entry) error {
-	size, at := strconv.FormatInt(e.Size, 10), e.ModTime.UTC().Format(time.DateTime)
-	if e.ModTime.IsZero() {
-		size, at = "-", "-"
+	size, at := strconv.FormatInt(e.Size, 10), "-"
+	if strings.HasSuffix(e.Name, "/") {
+		size = "-"
+	}
+	if !e.ModTime.IsZero() { // members of tars may have none
+		at = e.ModTime.UTC().Format(time.DateTime)
 	}
 	_, err := fmt.Fprintf(w, "%14s  %-19s  %s\n", size, at, printable(e.Name))
 	return err
