@@ -227,6 +227,65 @@ func TestTarIndexOfALargeTarIsShared(t *testing.T) {
 	}
 }
 
+// The owner of a tenant's tar cannot read it: the index that the first tenant's node makes is given to it, and who may read the
+// tar has it from there. Who may not has nothing.
+func TestTarIndexOfATenantIsShared(t *testing.T) {
+	t.Parallel()
+	needMounts(t)
+	data, names, bodies := shard(t, 12, 300<<10)
+	w := newTenants(t, map[string][]byte{"a/x.tar": data}, 3, withTarView)
+	w.user("alice", mayRead("a/"))
+	w.user("bob", mayRead("a/"))
+	w.user("mallory", onlyList)
+	scans := func() (made, given int64) {
+		for _, n := range w.nodes {
+			s := n.tars.Stats()
+			made, given = made+s.Scanned.Load()+s.Streamed.Load(), given+s.Given.Load()
+		}
+		return made, given
+	}
+	for i, user := range []string{"alice", "bob", "alice"} {
+		dir := w.mount(t, i, user, "s3://data/a")
+		if got := membersIn(t, filepath.Join(dir, ".tar/x.tar")); !slices.Equal(got, names) {
+			t.Errorf("%s on node %d: %q", user, i, got)
+		}
+		if i > 0 {
+			continue
+		}
+		until(t, "the owner has the index", func() bool {
+			made, given := scans()
+			return made == 1 && (given == 1 || w.nodes[0].tars.Stats().Scanned.Load() == 1 && w.ownsTar(t, 0, "a/x.tar", int64(len(data))))
+		})
+	}
+	if made, given := scans(); made != 1 || given > 1 {
+		t.Errorf("the index was made %d times, and given %d times", made, given)
+	}
+	dir := w.mount(t, 1, "bob", "s3://data/a")
+	if err := readAll(dir, map[string][]byte{path.Join(".tar/x.tar", names[3]): bodies[names[3]]}); err != nil {
+		t.Error(err)
+	}
+	dir = w.mount(t, 2, "mallory", "s3://data/a")
+	if got, err := namesIn(filepath.Join(dir, ".tar/x.tar")); err == nil {
+		t.Errorf("who may not read the tar sees %q", got)
+	}
+}
+
+// ownsTar reports whether a node owns the first chunk of a tar.
+func (w *tenants) ownsTar(t *testing.T, node int, key string, size int64) bool {
+	t.Helper()
+	var etag string
+	for _, m := range w.nodes[node].mounts.all() {
+		info, _, err := asking{w.nodes[node].names, m.who}.Head(t.Context(), objstore.Query{Bucket: m.bucket, MaxAge: time.Hour}, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		etag = info.ETag
+	}
+	obj := objectOf(w.url, key)
+	obj.ETag, obj.Size = etag, size
+	return w.nodes[node].policy.Owns(obj, obj.ID(), 0)
+}
+
 // members lists a tar as `shardwell ls` does.
 func members(t *testing.T, uri string, list func(control.ListRequest, func(control.Entry) error) error) (names []string, err error) {
 	t.Helper()
