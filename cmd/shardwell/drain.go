@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -30,17 +29,13 @@ other nodes hold already is not sent. Ends with 3 when some chunks found no room
 		}
 		defer client.Close()
 		var last control.DrainProgress
-		next, began := time.Now().Add(progressInterval), time.Now()
+		shown := newMeter(s.err, "handed on")
 		err = client.Drain(cmd.Context(), func(p control.DrainProgress) error {
 			last = p
-			if now := time.Now(); now.After(next) {
-				next = now.Add(progressInterval)
-				rate := float64(p.DoneBytes) / now.Sub(began).Seconds()
-				left := time.Duration(float64(p.TotalBytes-p.DoneBytes-p.FailedBytes) / max(1, rate) * float64(time.Second))
-				fmt.Fprintf(s.err, "%s of %s handed on, %s/s, %v left\n", size(p.DoneBytes), size(p.TotalBytes), size(int64(rate)), left.Round(time.Second))
-			}
+			shown.set(p.DoneBytes, max(p.DoneBytes, p.TotalBytes-p.FailedBytes))
 			return nil
 		})
+		shown.stop()
 		if err != nil {
 			return err
 		}

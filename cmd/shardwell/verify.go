@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -38,7 +37,9 @@ that they are fetched again.`,
 type verifyOptions struct{ repair, json bool }
 
 func runVerify(ctx context.Context, s streams, dir string, o verifyOptions) error {
-	report, err := disk.VerifyDir(ctx, dir, disk.VerifyOptions{Repair: o.repair, Progress: progressLines(s.err)})
+	shown := newMeter(s.err, "checked")
+	report, err := disk.VerifyDir(ctx, dir, disk.VerifyOptions{Repair: o.repair, Progress: func(p disk.Progress) { shown.set(p.Bytes, p.TotalBytes) }})
+	shown.stop()
 	if err != nil {
 		return err
 	}
@@ -57,19 +58,6 @@ func runVerify(ctx context.Context, s streams, dir string, o verifyOptions) erro
 		return fmt.Errorf("%s: %d damaged: dropped, and fetched again when they are read", dir, report.Damaged)
 	}
 	return fmt.Errorf("%s: %d damaged: stop the node and run again with --repair; until then the kernel may show them to readers of complete files", dir, report.Damaged)
-}
-
-// progressInterval is how often a line tells how far it is.
-const progressInterval = 5 * time.Second
-
-func progressLines(out io.Writer) func(disk.Progress) {
-	next := time.Now().Add(progressInterval)
-	return func(p disk.Progress) {
-		if now := time.Now(); now.After(next) {
-			next = now.Add(progressInterval)
-			fmt.Fprintf(out, "%s of %s, %d objects\n", size(p.Bytes), size(p.TotalBytes), p.Objects)
-		}
-	}
 }
 
 func verifyText(out io.Writer, r disk.Report) error {
