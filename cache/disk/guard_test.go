@@ -20,7 +20,7 @@ func eventually(t *testing.T, what string, cond func() bool) {
 	}
 }
 
-// SEMANTICS K6: A cache disk that fails, is full, or does not answer costs a read through the daemon time and hits, never an error.
+// SEMANTICS K6: A cache disk that fails, is full, or does not answer, also when the node starts, costs a read through the daemon time and hits, never an error.
 //
 // TestHangingDisk reads and stores while the disk answers nothing: every call comes back with an
 // error in time, the disk goes down, no more than a few goroutines and buffers are left behind, and

@@ -138,6 +138,8 @@ func dataFile(d *disk.Dir, id chunk.ObjectID) string {
 	return filepath.Join(d.Path(), "objects", id.String()[:2], id.String()+".data")
 }
 
+// SEMANTICS K6: A cache disk that fails, is full, or does not answer, also when the node starts, costs a read through the daemon time and hits, never an error.
+//
 // A disk that fails at the start of a node costs hits: the node goes on with the others, or without any, and says so.
 //
 // The file system is read-only by then, as one is whose disk has failed before.
