@@ -103,6 +103,13 @@ func TestDiskThatHangs(t *testing.T) {
 	if len(s.Disks) != 1 || s.Disks[0].State != "down" {
 		t.Errorf("started beside a disk that hangs: %+v", s.Disks)
 	}
+	must(t, n.Stop())
+
+	must(t, disk.Set(faulty.None, 0))
+	must(t, n.Start())
+	read(mountOn(t, n, "s3://"+bucket+"/d"), "d/", "")
+	must(t, disk.Set(faulty.Hang, 1))
+	must(t, n.Stop()) // with files open on it
 	must(t, disk.Set(faulty.None, 0))
 }
 

@@ -15,11 +15,14 @@ import (
 // reader more than what was really lost.
 func TestDrainIsKilledAndDrainWithABadDisk(t *testing.T) {
 	const size = 5 << 20
-	c := start(t, cluster.Options{Nodes: 3, NodeLink: cage.Link{RateMbit: 100}})
+	c := start(t, cluster.Options{Nodes: 3, NodeLink: cage.Link{RateMbit: 50}})
 	objects := put(t, c, "d/", 18, size)
-	epoch := func(what string, most int64) {
+	epoch := func(what string, most int64, nodes ...*cluster.Node) {
 		t.Helper()
-		dirs := mount(t, c, "s3://"+bucket+"/d", "--prefetch-shards", "0")
+		dirs := make(map[*cluster.Node]string)
+		for _, n := range nodes {
+			dirs[n] = mountOn(t, n, "s3://"+bucket+"/d", "--prefetch-shards", "0")
+		}
 		c.Origin.Reset()
 		if err := readAll(dirs, "d/", objects); err != nil {
 			t.Errorf("%s: %v", what, err)
@@ -29,8 +32,8 @@ func TestDrainIsKilledAndDrainWithABadDisk(t *testing.T) {
 			must(t, n.Umount(dir))
 		}
 	}
-	epoch("the first epoch", sizeOf(objects))
-	leaver := c.Nodes[1]
+	first, leaver, bad := c.Nodes[0], c.Nodes[1], c.Nodes[2]
+	epoch("the first epoch", sizeOf(objects), leaver) // so that the others have nothing but what they own
 
 	m, err := leaver.Metrics()
 	must(t, err)
@@ -41,7 +44,7 @@ func TestDrainIsKilledAndDrainWithABadDisk(t *testing.T) {
 		drained <- err
 	}()
 	eventually(t, 30*time.Second, "the drain has begun", func() (bool, string) {
-		s, err := c.Nodes[0].Status()
+		s, err := first.Status()
 		if err != nil {
 			return false, err.Error()
 		}
@@ -54,15 +57,16 @@ func TestDrainIsKilledAndDrainWithABadDisk(t *testing.T) {
 	})
 	eventually(t, 60*time.Second, "it hands on", func() (bool, string) {
 		m, err := leaver.Metrics()
-		return err != nil || m.Sum("shardwell_peer_sent_bytes_total") > before+size, "it has sent nothing"
+		must(t, err)
+		return m.Sum("shardwell_peer_sent_bytes_total") > before+size/2, "it has sent nothing"
 	})
 	must(t, leaver.Kill())
 	if err := <-drained; err == nil {
-		t.Log("the drain was over before the kill")
+		t.Error("the drain was over before the kill")
 	}
 	must(t, leaver.Start())
 	must(t, c.WaitMembers(3))
-	epoch("after a drain that was killed", 0)
+	epoch("after a drain that was killed", 0, leaver)
 
 	r, err := leaver.Run("drain")
 	if err != nil || !strings.Contains(r.Stderr, "handed on") {
@@ -71,14 +75,13 @@ func TestDrainIsKilledAndDrainWithABadDisk(t *testing.T) {
 	if code, err := leaver.Proc.Wait(30 * time.Second); err != nil || code != 0 {
 		t.Errorf("the node that was drained ended with %d, %v", code, err)
 	}
-	epoch("after a drain", 0)
+	epoch("after a drain", 0, first)
 
-	bad := c.Nodes[2]
 	must(t, bad.Stop())
 	disk := faultyCache(t, c, bad)
 	must(t, bad.Start())
 	must(t, c.WaitMembers(2))
-	epoch("on a new disk", sizeOf(objects))
+	epoch("on a new disk", sizeOf(objects), bad)
 	must(t, disk.Set(faulty.EIO, 1))
 	r, err = bad.Run("drain")
 	if r.Code != 3 {
@@ -88,5 +91,5 @@ func TestDrainIsKilledAndDrainWithABadDisk(t *testing.T) {
 		t.Errorf("the node with the bad disk ended with %d, %v", code, err)
 	}
 	must(t, disk.Set(faulty.None, 0))
-	epoch("after a drain of a disk that fails", sizeOf(objects))
+	epoch("after a drain of a disk that fails", sizeOf(objects), first)
 }

@@ -23,7 +23,7 @@ import (
 // large beside what a sidecar takes, and so many that owners get about equal shares.
 const (
 	epochNodes       = 3
-	epochCacheBytes  = 64 << 20 // of each node, on the average
+	epochCacheBytes  = 256 << 20 // of each node, on the average
 	epochObjectBytes = 1 << 20
 	epochRounds      = 3 // after the first
 	epochReaders     = 4 // of each node
@@ -93,7 +93,7 @@ func (b *bench) epoch(measure string, capacity float64, fixed bool, caches []flo
 		defer stop()
 		order := rand.New(rand.NewPCG(seed, 1)).Perm(objects)
 		var hits []float64
-		var origin []int64
+		var origin, again, held []int64
 		for round := range 1 + epochRounds {
 			if !fixed {
 				order = rand.New(rand.NewPCG(seed, uint64(round))).Perm(objects)
@@ -102,8 +102,14 @@ func (b *bench) epoch(measure string, capacity float64, fixed bool, caches []flo
 			if err := r.read(order); err != nil {
 				return err
 			}
-			got := c.Origin.Requests().Bytes()
-			origin = append(origin, got)
+			requests := c.Origin.Requests()
+			got := requests.Bytes()
+			origin, again = append(origin, got), append(again, requests.Again())
+			bytes, err := r.held()
+			if err != nil {
+				return err
+			}
+			held = append(held, bytes)
 			if round > 0 {
 				hits = append(hits, 1-float64(got)/float64(r.total))
 			}
@@ -116,7 +122,7 @@ func (b *bench) epoch(measure string, capacity float64, fixed bool, caches []flo
 		evidence := map[string]any{
 			"servedToReaders": map[string]int64{"origin": served.Origin, "peer": served.Peer, "disk": served.Disk, "memory": served.Memory},
 			"readByReaders":   r.total * (1 + epochRounds), "passthroughOpens": served.PassthroughOpens,
-			"originBytes": origin, "datasetBytes": r.total, "cacheBytes": epochNodes * epochCacheBytes,
+			"originBytes": origin, "ofThemSentBefore": again, "heldAfter": held, "datasetBytes": r.total, "cacheBytes": epochNodes * epochCacheBytes,
 			"mostUsedBytes": r.mostUsed(), "budgetBytes": sizes, "looks": r.looks.Load(),
 		}
 		b.emit(measure, hits, evidence, "hits of epochs 2 to %d, counted at the origin: %d objects of %d KiB, %d nodes of %d MiB on the average, %v of it each (capacity %.2f of the dataset), each object read once an epoch; reach %.2f ± 0.02, blocks used never over the budget",
@@ -148,6 +154,15 @@ type epochRun struct {
 	sizes  []int64        // of the cache directories
 	most   []atomic.Int64 // bytes that each was seen to take
 	looks  atomic.Int64
+}
+
+// held returns how much of the dataset some node has, counted once.
+func (r *epochRun) held() (int64, error) {
+	s, err := r.c.Nodes[0].Status()
+	if err != nil || len(s.Datasets) == 0 {
+		return 0, fmt.Errorf("status of the dataset: %w", err)
+	}
+	return s.Datasets[0].CachedBytes, nil
 }
 
 func (r *epochRun) mostUsed() (bytes []int64) {

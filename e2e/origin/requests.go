@@ -62,19 +62,39 @@ func (rs Requests) String() string {
 	return b.String()
 }
 
-// Twice lists the keys whose GETs cover some bytes more than once, each with a
-// range that was sent again: what "once for the cluster" forbids.
-func (rs Requests) Twice() []string {
+// Again returns how many body bytes were sent of what had been sent before.
+func (rs Requests) Again() (sum int64) {
+	for _, ranges := range rs.byKey() {
+		end := int64(0)
+		for _, r := range ranges {
+			sum += max(0, min(end, r.Offset+r.Bytes)-r.Offset)
+			end = max(end, r.Offset+r.Bytes)
+		}
+	}
+	return sum
+}
+
+// byKey returns what was sent by GETs, by key and in the order of the bytes.
+func (rs Requests) byKey() map[string]Requests {
 	byKey := make(map[string]Requests)
 	for _, r := range rs.Of(OpGet) {
 		if r.Status < 300 && r.Bytes > 0 {
 			byKey[r.Key] = append(byKey[r.Key], r)
 		}
 	}
+	for _, ranges := range byKey {
+		slices.SortFunc(ranges, func(a, b Request) int { return int(a.Offset - b.Offset) })
+	}
+	return byKey
+}
+
+// Twice lists the keys whose GETs cover some bytes more than once, each with a
+// range that was sent again: what "once for the cluster" forbids.
+func (rs Requests) Twice() []string {
+	byKey := rs.byKey()
 	var found []string
 	for _, key := range slices.Sorted(maps.Keys(byKey)) {
 		ranges := byKey[key]
-		slices.SortFunc(ranges, func(a, b Request) int { return int(a.Offset - b.Offset) })
 		end := int64(-1)
 		for _, r := range ranges {
 			if r.Offset < end {
