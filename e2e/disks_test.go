@@ -103,14 +103,28 @@ func TestDiskThatHangs(t *testing.T) {
 	if len(s.Disks) != 1 || s.Disks[0].State != "down" {
 		t.Errorf("started beside a disk that hangs: %+v", s.Disks)
 	}
-	must(t, n.Stop())
+	stopBeside(t, n, disk)
 
-	must(t, disk.Set(faulty.None, 0))
 	must(t, n.Start())
 	read(mountOn(t, n, "s3://"+bucket+"/d"), "d/", "")
 	must(t, disk.Set(faulty.Hang, 1))
-	must(t, n.Stop()) // with files open on it
+	stopBeside(t, n, disk) // with files open on it
+}
+
+// stopBeside stops a node whose disk hangs. It comes to its end and its mounts go; the kernel keeps the process until its last
+// call of the disk has returned.
+func stopBeside(t *testing.T, n *cluster.Node, disk *faulty.Disk) {
+	t.Helper()
+	stopped := func() int {
+		text, err := os.ReadFile(n.Proc.Log)
+		must(t, err)
+		return strings.Count(string(text), "node stopped")
+	}
+	before := stopped()
+	must(t, n.Proc.Signal(syscall.SIGTERM))
+	eventually(t, 40*time.Second, "the node stops", func() (bool, string) { return stopped() > before, "it does not say so" })
 	must(t, disk.Set(faulty.None, 0))
+	must(t, n.Stop())
 }
 
 // smallDisk mounts an ext4 of some MiB on a directory.
