@@ -35,15 +35,12 @@ func (p *Peers) Fetch(ctx context.Context, req chunk.Request, deliver chunk.Deli
 	}
 	key := p.cfg.Ring.KeyOfBlocks(req.Object, req.ID, req.Span)
 	if req.Hops < chunk.MaxHops {
-		ids := p.cfg.Ring.Owners(key, nil)
-		if len(ids) > 0 && ids[0] != p.cfg.Self {
-			switch first := p.representative(req, ids[0]); {
-			case first == p.cfg.Self:
-				w.req.Fill = false // the owner need not put racks in order as it does nodes
-			case first != "" && req.Hops == 0:
-				ids = append([]string{first}, slices.DeleteFunc(ids, func(id string) bool { return id == first })...)
-			}
+		owners := p.cfg.Ring.Owners(key, nil)
+		if req.Hops > 0 && len(owners) > 0 && owners[0] != p.cfg.Self && p.representative(req, owners[0], "") == p.cfg.Self {
+			w.req.Fill = false // it asks for its rack, of which a member waits
 		}
+		var ids []string
+		w.representatives, ids = p.instead(req, owners)
 		if done, err := w.candidates(ctx, ids); done {
 			return unwrapDeliver(err)
 		}
@@ -66,9 +63,12 @@ type walk struct {
 	req     chunk.Request
 	deliver chunk.Deliver
 	left    *left
-	failed  []string  // members that failed, for those asked later
-	came    int       // blocks
-	since   time.Time // of the last block, or the beginning
+	failed  []string // members that failed, for those asked later
+	came    int      // blocks
+	named   bool     // somebody was named to this node, and it to others perhaps
+	// representatives is how many of those who are asked are asked for the rack.
+	representatives int
+	since           time.Time // of the last block, or the beginning
 }
 
 // patience returns what is left of the asker's, 0 when it has not said.
@@ -95,7 +95,11 @@ func (w *walk) noteFailed(id string) {
 func (w *walk) candidates(ctx context.Context, ids []string) (done bool, err error) {
 	now := time.Now()
 	for i, id := range ids {
-		if id == w.p.cfg.Self {
+		switch {
+		case id == w.p.cfg.Self && i < w.representatives:
+			w.req.Fill = false // the owner need not put racks in order as it does nodes
+			continue
+		case id == w.p.cfg.Self:
 			return false, nil
 		}
 		m, ok := w.p.cfg.Members.Lookup(id)
@@ -106,7 +110,7 @@ func (w *walk) candidates(ctx context.Context, ids []string) (done bool, err err
 			w.noteFailed(id)
 			continue
 		}
-		if i > 0 {
+		if i > 0 && ids[i-1] != w.p.cfg.Self {
 			w.p.stats.NextCandidate.Add(1)
 		}
 		err := w.askCandidate(ctx, m)
@@ -119,6 +123,10 @@ func (w *walk) candidates(ctx context.Context, ids []string) (done bool, err err
 			return true, err
 		}
 		w.noteFailed(id)
+		if w.named && errors.Is(err, transfer.ErrUnreachable) {
+			// Others may wait for this node by now, of which the next one knows nothing. It is to name nobody.
+			w.failed = append(w.failed, transfer.AnyMember)
+		}
 		w.p.cfg.Logger.Info("peer could not serve", "object", w.req.Object.URI(), "blocks", w.req.Span, "peer", id, "error", err)
 	}
 	return false, nil
@@ -158,6 +166,7 @@ func (w *walk) askCandidate(ctx context.Context, m Member) error {
 		switch {
 		case errors.As(err, &redirect) && redirects < w.p.cfg.MaxRedirects:
 			redirects++
+			w.named = true
 			if redirect.Lags && w.p.cfg.OnLag != nil {
 				w.p.cfg.OnLag(w.req.ID)
 			}

@@ -235,7 +235,15 @@ func (p *Plan) mayServe(now time.Time, s *state, h *holder, req Request) bool {
 	if req.Span.First < h.span.First || req.Span.End() > h.span.End() {
 		return false
 	}
-	return true
+	return !p.mayWaitFor(now, h, req)
+}
+
+// mayWaitFor reports whether h, of which this node does not know it, may wait for the asker: it fills the
+// object, and the asker represents the rack of both. It asked this node while the rack had no representative, and may have
+// turned to him since.
+func (p *Plan) mayWaitFor(now time.Time, h *holder, req Request) bool {
+	return h.fills && !req.Fill && req.Rack != "" && req.Rack == h.rack && req.Rack != p.cfg.Rack &&
+		!h.done && now.Sub(h.since) < p.cfg.Settle
 }
 
 // isFed follows the sources of h up to this node, or to one that is done, and reports whether it

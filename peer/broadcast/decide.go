@@ -290,7 +290,7 @@ func (p *Plan) receiving(now time.Time, s *state, req Request, source *holder) {
 	h.zone, h.rack = req.Zone, req.Rack
 	h.span = union(h.span, req.Span)
 	h.since, h.source, h.done, h.stranger, h.expected, h.depth = now, source, false, false, false, 1
-	h.delegate = source == nil && req.Delegate
+	h.delegate, h.fills = source == nil && req.Delegate, req.Fill
 	h.slow, h.detached = req.Slow, false
 	switch {
 	case h.delegate:
@@ -351,7 +351,7 @@ func (p *Plan) expect(now time.Time, s *state, req Request, f *filler) *holder {
 	if h == nil {
 		return nil
 	}
-	h.expected, h.span, h.zone, h.rack = true, req.Span, f.zone, f.rack
+	h.expected, h.fills, h.span, h.zone, h.rack = true, true, req.Span, f.zone, f.rack
 	h.depth = 1 + p.casts[req.Chunk.Object].rank(p.place, f.place)
 	p.sort(s, h)
 	return h

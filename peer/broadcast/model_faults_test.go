@@ -30,12 +30,17 @@ func (r *run) die(i int32) {
 	}
 }
 
+// maxCircles is how many times nodes may wait for each other before a run is given up.
+const maxCircles = 1000
+
 // stall is how long the product waits for somebody who waits himself before it asks anew.
 const stall = 2 * time.Second
 
 // part has all who wait for each other ask anew when they have found out, of whom the ring names by then.
 func (r *run) part(f int32) {
-	r.result.Circles++
+	if r.result.Circles++; r.result.Circles > maxCircles {
+		panic("nodes wait for each other again and again")
+	}
 	for first := f; ; {
 		up := r.flows[f].up
 		r.flows[f].tracker, r.flows[f].past = none, false
@@ -77,6 +82,9 @@ func (r *run) broke(f int32, after int64) {
 	}
 	if x.from != r.origin && r.dead(x.from) {
 		id := r.nodes[x.from].id
+		if n := &r.nodes[x.to]; n.near == x.from {
+			n.near = none
+		}
 		if !slices.Contains(r.failed[f], id) {
 			r.failed[f] = append(r.failed[f], id)
 		}

@@ -45,6 +45,7 @@ type flow struct {
 	worker          bool // one of the node's window waits for it
 	fill            bool // it asks as one who fills the object, not as a representative
 	past            bool // one of those it is to ask has stopped
+	asked           bool // one has answered
 	started         bool // the source has the request
 	over            bool // to a node that has died
 }

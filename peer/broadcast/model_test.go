@@ -61,6 +61,7 @@ type node struct {
 	left     int
 	window   int // opens by one with each chunk
 	plan     *broadcast.Plan
+	near     int32 // the nearest before it in the circle that gave it a chunk
 	quarter  int64 // when it had a quarter of the chunks
 	most     int64 // and three quarters
 }
@@ -147,7 +148,7 @@ func newRun(cfg scaleConfig) *run {
 		}
 		plan := cfg.Plan
 		plan.Self, plan.Rack = n.id, n.rack
-		n.plan = broadcast.New(plan)
+		n.plan, n.near = broadcast.New(plan), none
 		at := int64(r.rng.Float64() * cfg.Skew.Seconds() * 1e9)
 		for range n.window {
 			r.agenda.add(event{at: at, id: int32(i), what: evTake})
@@ -235,12 +236,11 @@ func (r *run) request(f int32) {
 		for r.known(owner) {
 			owner = (owner + 1) % int32(len(r.nodes))
 		}
-		x.tracker, x.fill = owner, true
+		x.tracker, x.fill, x.asked = owner, true, false
 		if len(r.racks) > 0 && r.nodes[x.to].rack != r.nodes[owner].rack {
-			if rep := r.represent(x); rep != x.to {
-				x.tracker = rep
-			} else {
-				x.fill = false
+			x.tracker = r.represent(x, none)
+			if x.tracker == x.to {
+				x.tracker, x.fill = owner, false
 			}
 		}
 	}
@@ -258,24 +258,33 @@ func (r *run) request(f int32) {
 	}
 }
 
-// nextTracker has a flow ask the one behind its tracker: the owner behind a representative, and a successor
-// behind an owner, which is the next node.
+// nextTracker has a flow ask the one behind its tracker: the next representative behind the first, then the owner, and
+// a successor, which is the next node, behind an owner.
 func (r *run) nextTracker(x *flow) {
 	owner := r.owner(x.chunk)
-	if !x.past && x.tracker != owner {
+	for r.known(owner) {
+		owner = (owner + 1) % int32(len(r.nodes))
+	}
+	switch {
+	case !x.past && x.tracker != owner && x.fill:
+		x.tracker = r.represent(x, x.tracker)
+		if x.tracker == x.to {
+			x.tracker, x.fill = owner, false
+		}
+	case x.tracker != owner && r.nodes[x.tracker].rack == r.nodes[x.to].rack && r.nodes[owner].rack != r.nodes[x.to].rack:
 		x.tracker = owner
-	} else {
+	default:
 		x.tracker = (x.tracker + 1) % int32(len(r.nodes))
 	}
 	x.past = true
 }
 
-// represent returns who of a rack asks the owner for a chunk.
-func (r *run) represent(x *flow) int32 {
+// represent returns who of a rack asks the owner for a chunk, other than one.
+func (r *run) represent(x *flow, but int32) int32 {
 	rack := r.racks[int(x.to)/r.cfg.RackNodes]
 	rep := broadcast.Represent(key(x.chunk), func(yield func(string) bool) {
 		for _, i := range rack {
-			if !r.known(i) && !yield(r.nodes[i].id) {
+			if i != but && !r.known(i) && !yield(r.nodes[i].id) {
 				return
 			}
 		}
@@ -298,12 +307,17 @@ func (r *run) ask(f int32) {
 	part := 32 / uint32(r.quanta)
 	req := broadcast.Request{Chunk: key(x.chunk), Span: chunk.Span{First: uint32(x.came) * part, Count: 32 - uint32(x.came)*part},
 		Member: n.id, Rack: n.rack, Fill: x.fill, Failed: r.failed[f]}
+	if n.near != none {
+		req.Near, req.NearRack = r.nodes[n.near].id, r.nodes[n.near].rack
+	}
 	plan := r.nodes[t].plan
 	if wait := plan.Gather(r.time(), req); wait > 0 {
 		r.agenda.add(event{at: r.now + wait.Nanoseconds(), id: f, what: evAsk})
 		return
 	}
 	r.result.Asks++
+	req.ServeOnly = x.asked && x.past
+	x.asked = true
 	d := plan.Ask(r.time(), req)
 	if d.Redirect == "" {
 		x.direct = true
@@ -378,6 +392,10 @@ func (r *run) complete(f int32) {
 	}
 	if len(r.failed) > 0 {
 		delete(r.failed, f)
+	}
+	if x.fill && x.from != r.origin && x.from != n.near && (n.near == none ||
+		broadcast.Distance(r.nodes[x.from].id, n.id) < broadcast.Distance(r.nodes[n.near].id, n.id)) {
+		n.near = x.from
 	}
 	n.left--
 	switch n.left {

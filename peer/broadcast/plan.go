@@ -307,6 +307,7 @@ type holder struct {
 	done           bool
 	gone           bool      // forgotten, and still the source of others
 	expected       bool      // has not asked, and will: it fills the object
+	fills          bool      // asked as one who fills the object
 	place          uint64    // in the circle of all members
 	stranger       bool      // never asked since it was forgotten: its source is not known
 	failed         time.Time // an asker last could not get the chunk from it

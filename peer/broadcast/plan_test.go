@@ -162,6 +162,21 @@ func TestNeverInACircle(t *testing.T) {
 	s.ask("x", "", "c") // who waits for nobody may wait for c
 }
 
+// A representative is not sent to one of its rack who asked the owner before, and waits for him by now.
+func TestRepresentativeDoesNotWaitForItsRack(t *testing.T) {
+	p := New(Config{Self: "o", Rack: "1"})
+	ask := func(member string, fill bool, want string) {
+		t.Helper()
+		if got := p.Ask(noon, Request{Span: whole, Member: member, Rack: "2", Fill: fill}).Redirect; got != want {
+			t.Errorf("%s is sent to %q, want %q", member, got, want)
+		}
+	}
+	ask("early", true, "")
+	ask("representative", false, "")
+	p.Done(noon, Chunk{}, "early")
+	ask("next representative", false, "early") // who has all of it waits for nobody
+}
+
 func TestOnlyToOneThatHasWhatIsAsked(t *testing.T) {
 	s := begin(t, Config{MaxSends: 1})
 	s.askFor(chunk.Span{First: 0, Count: 4}, "a", "", "")
