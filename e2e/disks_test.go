@@ -103,17 +103,22 @@ func TestDiskThatHangs(t *testing.T) {
 	if len(s.Disks) != 1 || s.Disks[0].State != "down" {
 		t.Errorf("started beside a disk that hangs: %+v", s.Disks)
 	}
-	stopBeside(t, n, disk)
+	endsBeside(t, n)
+	must(t, disk.Set(faulty.None, 0))
+	must(t, n.Stop())
 
 	must(t, n.Start())
 	read(mountOn(t, n, "s3://"+bucket+"/d"), "d/", "")
 	must(t, disk.Set(faulty.Hang, 1))
-	stopBeside(t, n, disk) // with files open on it
+	endsBeside(t, n) // with files open on it
+	must(t, n.Start())
+	read(mountOn(t, n, "s3://"+bucket+"/d"), "d/", "")
+	must(t, disk.Set(faulty.None, 0))
 }
 
-// stopBeside stops a node whose disk hangs. It comes to its end and its mounts go; the kernel keeps the process until its last
-// call of the disk has returned.
-func stopBeside(t *testing.T, n *cluster.Node, disk *faulty.Disk) {
+// endsBeside stops a node whose disk hangs. It comes to its end and gives up its ports and mounts, so that another can take its place; the
+// kernel keeps the process until its last call of the disk has returned.
+func endsBeside(t *testing.T, n *cluster.Node) {
 	t.Helper()
 	stopped := func() int {
 		text, err := os.ReadFile(n.Proc.Log)
@@ -123,8 +128,6 @@ func stopBeside(t *testing.T, n *cluster.Node, disk *faulty.Disk) {
 	before := stopped()
 	must(t, n.Proc.Signal(syscall.SIGTERM))
 	eventually(t, 40*time.Second, "the node stops", func() (bool, string) { return stopped() > before, "it does not say so" })
-	must(t, disk.Set(faulty.None, 0))
-	must(t, n.Stop())
 }
 
 // smallDisk mounts an ext4 of some MiB on a directory.
