@@ -75,7 +75,7 @@ func checkMountPoint(dir string) error {
 		}
 		return fmt.Errorf("mount %s: busy: a file system of type %s (%s) is mounted there", dir, m.Type, m.Source)
 	}
-	info, err := os.Stat(dir)
+	info, err := Stat(dir)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return fmt.Errorf("mount %s: no such directory: create it first", dir)
@@ -125,6 +125,15 @@ func Canonical(dir string) string {
 	if err != nil {
 		return dir
 	}
+	_ = apart(func() error { // it may lie in a mount of this process
+		abs = resolved(abs)
+		return nil
+	})
+	return abs
+}
+
+// resolved is abs with links resolved, as far as that can be.
+func resolved(abs string) string {
 	if _, err := os.Readlink(abs); err == nil { // a link, so no mount point
 		if to, err := filepath.EvalSymlinks(abs); err == nil {
 			return to
@@ -242,9 +251,11 @@ const servedPatience = 2 * time.Second
 // full a file system is it never does.
 func Served(dir string) bool {
 	answer := make(chan error, 1)
-	go func() {
-		var st unix.Statfs_t
-		answer <- unix.Statfs(dir, &st)
+	go func() { // dir may be a mount of this process, which may be killed
+		answer <- withoutFiles(func() error {
+			var st unix.Statfs_t
+			return unix.Statfs(dir, &st)
+		})
 	}()
 	select {
 	case err := <-answer:
