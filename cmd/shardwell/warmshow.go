@@ -214,6 +214,9 @@ func (w *shower) ended(rec warm.Record) error {
 		took := time.Duration(rec.Ended - rec.Started).Round(10 * time.Millisecond)
 		fmt.Fprintf(w.s.err, "%s: %s of %s are where they should be, %s of it fetched now, in %v\n", objects(p.Objects), size(p.DoneBytes), size(p.Bytes), size(min(p.FetchedBytes, p.DoneBytes)), took)
 	}
+	if p.Objects > 0 && p.Parts == 0 && rec.State == warm.Done {
+		fmt.Fprintln(w.s.err, "none of it belongs to the nodes that were named: nothing was to be done there")
+	}
 	if rec.PinnedUntil > 0 {
 		fmt.Fprintf(w.s.err, "pinned until %s\n", time.Unix(0, rec.PinnedUntil).Format(time.DateTime))
 	}

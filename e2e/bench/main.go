@@ -60,6 +60,7 @@ var groups = []struct {
 	{"names", (*bench).names},
 	{"warmup", (*bench).warmup},
 	{"warmMillion", (*bench).warmMillion},
+	{"warmTiny", (*bench).warmTiny},
 	{"million", (*bench).million},
 	{"readers", (*bench).readers},
 	{"epochs", (*bench).epochs},

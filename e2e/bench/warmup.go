@@ -132,6 +132,48 @@ func (w *warmups) warmAll() error {
 	return nil
 }
 
+// What is warmed up of many small objects.
+const (
+	tinyObjects     = 200_000
+	tinyObjectBytes = 4096
+)
+
+// warmTiny brings many small objects into three empty caches: what each costs, in time, memory and requests.
+func (b *bench) warmTiny() error {
+	m := origin.NewMemory()
+	for i := range tinyObjects {
+		m.PutReader(fmt.Sprintf("t/%07d", i), dataset.Tiled{Tile: tile(), Shift: int64(i), Size: tinyObjectBytes}, tinyObjectBytes, fmt.Sprintf("%032x", i))
+	}
+	var perSecond, gets, lists, peaks []float64
+	for range min(b.rounds, 3) {
+		err := with(cluster.Options{Nodes: warmNodes, Origin: origin.Options{Store: m}}, func(c *cluster.Cluster) error {
+			c.Origin.Reset()
+			begin := time.Now()
+			if r, err := c.Nodes[0].Run("warm", "s3://"+bucket+"/t/"); err != nil {
+				return fmt.Errorf("%w: %s", err, r.Stdout)
+			}
+			perSecond = append(perSecond, tinyObjects/time.Since(begin).Seconds())
+			all := c.Origin.Requests()
+			gets = append(gets, float64(len(all.Of(origin.OpGet)))/tinyObjects)
+			lists = append(lists, float64(len(all.Of(origin.OpList)))/(tinyObjects/pageNames))
+			for _, n := range c.Nodes {
+				_, peak, err := n.Proc.Memory()
+				if err != nil {
+					return err
+				}
+				peaks = append(peaks, float64(peak)/(1<<20))
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	b.emit("warm_tiny_objects_per_s", perSecond, map[string]any{"getsPerObject": gets, "listsPerPage": lists, "nodePeakMiB": peaks},
+		"`shardwell warm` of %d objects of %d bytes by %d nodes with empty caches, its check included, origin and nodes on one machine; not judged", tinyObjects, tinyObjectBytes, warmNodes)
+	return nil
+}
+
 // warmMillion measures what a warm-up of a million objects costs the node that is asked, before anything is fetched:
 // names, who holds what, and a question to each member about all of it.
 func (b *bench) warmMillion() error {

@@ -181,7 +181,7 @@ func TestWarmUpOfASilentOrigin(t *testing.T) {
 		proxy.ServeHTTP(w, r)
 	}))
 	t.Cleanup(front.Close)
-	nodes := startCluster(t, front.URL, 2, func(_ int, cfg *config.Config) { cfg.OriginTimeout = config.Duration(time.Second) })
+	nodes := startCluster(t, front.URL, 2, func(_ int, cfg *config.Config) { cfg.OriginTimeout = config.Duration(3 * time.Second) })
 	rec := nodes[0].warmUp(t, all())
 	if rec.State != warm.Partly || rec.Counts[warm.Unavailable] != count || rec.Lost() != count || rec.Progress.DoneBytes != 0 {
 		t.Errorf("%s, counts %v, %d bytes", rec.State, rec.Counts, rec.Progress.DoneBytes)
