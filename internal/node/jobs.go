@@ -33,8 +33,9 @@ const (
 // keep a record of each; the first of them that is alive runs it. One that comes into that place carries
 // on from what is present.
 type jobs struct {
-	n    *Node
-	wake chan struct{}
+	n          *Node
+	wake       chan struct{}
+	roundPause time.Duration // before what is missing is fetched again for the first time, and more each time
 
 	mu    sync.Mutex
 	known map[string]*job
@@ -55,7 +56,7 @@ var (
 )
 
 func newJobs(n *Node) *jobs {
-	return &jobs{n: n, wake: make(chan struct{}, 1), known: make(map[string]*job), lists: make(map[string][]byte)}
+	return &jobs{n: n, roundPause: roundPause, wake: make(chan struct{}, 1), known: make(map[string]*job), lists: make(map[string][]byte)}
 }
 
 // keepers returns the ring ids of who keeps a job, the one who runs it first. Where nobody owns

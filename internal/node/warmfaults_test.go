@@ -20,12 +20,20 @@ import (
 	"github.com/shardwell/shardwell/warm"
 )
 
+// soon makes nodes try again soon what is missing.
+func soon(nodes ...*running) {
+	for _, n := range nodes {
+		n.jobs.roundPause = 10 * time.Millisecond
+	}
+}
+
 // A copy on each node is to be on those as well that are away: they keep their place, and lack it when they are back.
 func TestWarmUpOfEveryNodeOneOfWhichIsAway(t *testing.T) {
 	t.Parallel()
 	files := dataset()
 	o := newOrigin(t, files)
 	nodes := startCluster(t, o.URL(), 3, nil)
+	soon(nodes...)
 	if err := nodes[2].stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -182,6 +190,7 @@ func TestWarmUpOfASilentOrigin(t *testing.T) {
 	}))
 	t.Cleanup(front.Close)
 	nodes := startCluster(t, front.URL, 2, func(_ int, cfg *config.Config) { cfg.OriginTimeout = config.Duration(3 * time.Second) })
+	soon(nodes...)
 	rec := nodes[0].warmUp(t, all())
 	if rec.State != warm.Partly || rec.Counts[warm.Unavailable] != count || rec.Lost() != count || rec.Progress.DoneBytes != 0 {
 		t.Errorf("%s, counts %v, %d bytes", rec.State, rec.Counts, rec.Progress.DoneBytes)
@@ -229,6 +238,7 @@ func TestWarmUpThatNobodyHolds(t *testing.T) {
 	files := dataset()
 	o := newOrigin(t, files)
 	nodes := startCluster(t, o.URL(), 2, func(i int, cfg *config.Config) { cfg.NoOwner = i == 1 })
+	soon(nodes...)
 	if err := nodes[0].stop(); err != nil {
 		t.Fatal(err)
 	}

@@ -251,7 +251,7 @@ func (r *warmRun) rounds(ctx context.Context) (lost map[place]ending, err error)
 			return lost, nil
 		}
 		if takesTime(lost) {
-			if err := pause(ctx, time.Duration(round)*roundPause); err != nil {
+			if err := pause(ctx, time.Duration(round)*r.n.jobs.roundPause); err != nil {
 				return nil, err
 			}
 		}
