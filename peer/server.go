@@ -229,8 +229,17 @@ func (g *gate) relieve(req transfer.Request) bool {
 	return ok && !h.HoldsAll(req.Object, req.ID, req.Span)
 }
 
-// isFresh reports whether a reader of this node wants a chunk, of which it has next to nothing but what the asker has.
+// isFresh reports whether a reader of this node wants a chunk, of which it has next to nothing but what the asker has, and owns
+// the whole object: of one that many own each receives from the others, who would find it slow.
 func (g *gate) isFresh(h holder, req transfer.Request) bool {
+	last := g.geometry.Chunks(req.Object.Size) - 1
+	for _, index := range [...]uint32{0, last / 2, last} { // that many are one node's own by chance hardly ever
+		r := req.Request
+		r.Span = g.geometry.ChunkSpan(req.Object.Size, index)
+		if !g.owned(r) {
+			return false
+		}
+	}
 	whole := g.geometry.ChunkSpan(req.Object.Size, g.geometry.ChunkOf(req.Span.First))
 	if req.Span.Count < whole.Count/2 || !h.Reading(req.Object, req.ID) {
 		return false
