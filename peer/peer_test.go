@@ -73,7 +73,7 @@ func TestBroadcastTo200Nodes(t *testing.T) {
 		for _, n := range c.nodes {
 			n.fill = true
 		}
-		within(t, 20*time.Second, func() { c.readAll(c.ids()...) })
+		within(t, 40*time.Second, func() { c.readAll(c.ids()...) })
 		c.wantCopies(1, blocks)
 		synctest.Wait() // senders count a block when it has left
 		var most, sum int64

@@ -202,7 +202,7 @@ type gate struct {
 	owned    func(chunk.Request) bool
 	link     *link
 	anew     func(object chunk.ObjectID, s chunk.Span)
-	slowed   func(now time.Time, object chunk.ObjectID, rate float64) // a probe found this node slow
+	slowed   func(now time.Time, d time.Duration, object chunk.ObjectID, rate float64) // a probe found this node slow
 
 	mu   sync.Mutex
 	plan *broadcast.Plan // guarded by mu
@@ -256,7 +256,7 @@ func (g *gate) weigh(req transfer.Request) {
 	}
 	now := time.Now()
 	if g.link.compared(now, req, func(s chunk.Span) bool { return h.HoldsAll(req.Object, req.ID, s) }) {
-		g.slowed(now, req.ID, float64(req.Pace))
+		g.slowed(now, probedFor, req.ID, float64(req.Pace))
 	}
 }
 

@@ -13,8 +13,9 @@ import (
 
 // Bounds of what is found out about this node's link.
 const (
-	// slowFor is how long this node counts as slow after a peer last found it so.
-	slowFor = time.Minute
+	// slowFor is how long this node counts as slow after a peer last found it so, and probedFor after a probe did: there
+	// are few of these.
+	slowFor, probedFor = 20 * time.Second, 2 * time.Minute
 	// slowPart is the part of what another node could send it, or receives, that has to come to this node,
 	// from whomever, lest it counts as slow.
 	slowPart = 0.5
@@ -142,14 +143,16 @@ func (s *Server) Pace() (bytesPerSecond int64, slow bool) {
 // left. It fits transfer.ClientConfig.OnSlow.
 func (s *Server) Slow(object chunk.ObjectID, rate float64) {
 	if now := time.Now(); s.gate.link.takesLess(now, rate) {
-		s.slowed(now, object, rate)
+		s.slowed(now, slowFor, object, rate)
 	}
 }
 
-// slowed makes this node count as slow.
-func (s *Server) slowed(now time.Time, object chunk.ObjectID, rate float64) {
-	s.gate.link.beside.Store(int64(rate))
-	was := s.gate.link.slow.Swap(now.Add(slowFor).UnixNano())
+// slowed makes this node count as slow for a while.
+func (s *Server) slowed(now time.Time, d time.Duration, object chunk.ObjectID, rate float64) {
+	l := s.gate.link
+	l.beside.Store(int64(rate))
+	was := l.slow.Load()
+	l.slow.Store(max(was, now.Add(d).UnixNano()))
 	if was >= now.UnixNano() {
 		return
 	}

@@ -2,6 +2,7 @@ package node
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -56,7 +56,7 @@ type castModel struct {
 
 	mu    sync.Mutex
 	nodes []*castNode // that were ever started
-	ring  []string    // ring ids of the living; guarded by mu
+	rings [][]string  // ring ids of the members, the newest table last; guarded by mu
 }
 
 // castNode is one node.
@@ -166,12 +166,16 @@ func (n *castNode) open() {
 func (m *castModel) tell(id string, is bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.ring = slices.DeleteFunc(slices.Clone(m.ring), func(other string) bool { return other == id })
-	if is {
-		m.ring = append(m.ring, id)
+	var ring []string
+	if n := len(m.rings); n > 0 {
+		ring = slices.DeleteFunc(slices.Clone(m.rings[n-1]), func(other string) bool { return other == id })
 	}
+	if is {
+		ring = append(ring, id)
+	}
+	m.rings = append(m.rings, ring)
 	var all []peer.Member
-	for _, id := range m.ring {
+	for _, id := range ring {
 		all = append(all, peer.Member{ID: id, Name: id, Addr: id + ":1"})
 	}
 	m.members.Set(all)
@@ -198,19 +202,32 @@ func (m *castModel) KeyOfBlocks(o chunk.Object, id chunk.ObjectID, s chunk.Span)
 func (m *castModel) KeyOfName(string) peer.Key { return 0 }
 func (m *castModel) Owners(k peer.Key, buf []string) []string {
 	m.mu.Lock()
-	ids := slices.Clone(m.ring)
-	m.mu.Unlock()
+	defer m.mu.Unlock()
+	return append(buf, castRanked(k, m.rings[len(m.rings)-1])...)
+}
+func (m *castModel) EarlierOwners(k peer.Key, buf []string) []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := castRanked(k, m.rings[len(m.rings)-1])[0]
+	for i := len(m.rings) - 2; i >= 0; i-- {
+		if id := castRanked(k, m.rings[i])[0]; id != now && !slices.Contains(buf, id) {
+			buf = append(buf, id)
+		}
+	}
+	return buf
+}
+
+// castRanked returns members in the order in which they own a key, by rendezvous.
+func castRanked(k peer.Key, ring []string) []string {
+	ids := slices.Clone(ring)
 	rank := func(id string) uint64 {
 		h := fnv.New64a()
 		_, _ = fmt.Fprint(h, k, id)
 		return h.Sum64()
 	}
-	slices.SortFunc(ids, func(a, b string) int {
-		return strings.Compare(fmt.Sprintf("%016x", rank(a)), fmt.Sprintf("%016x", rank(b)))
-	})
-	return append(buf, ids...)
+	slices.SortFunc(ids, func(a, b string) int { return cmp.Compare(rank(a), rank(b)) })
+	return ids
 }
-func (m *castModel) EarlierOwners(peer.Key, []string) []string { return nil }
 
 // Open implements objstore.Origins.
 func (n *castNode) Open(context.Context, objstore.Bucket) (objstore.Store, error) {

@@ -155,6 +155,10 @@ func (w *wires) connect(from, to *wireHost) (a, b *wireEnd) {
 	b = &wireEnd{host: to, news: sync.NewCond(&w.mu), peer: a}
 	a.peer = b
 	from.ends, to.ends = append(from.ends, a), append(to.ends, b)
+	if from.dead || to.dead {
+		a.breakOff()
+		b.breakOff()
+	}
 	return a, b
 }
 
@@ -304,7 +308,7 @@ func (e *wireEnd) Write(p []byte) (done int, err error) {
 		switch room := e.host.w.buffer - len(e.unsent); {
 		case e.eof:
 			return done, net.ErrClosed
-		case e.broken:
+		case e.broken, e.peer.eof:
 			return done, syscall.EPIPE
 		case e.late(outward):
 			return done, os.ErrDeadlineExceeded

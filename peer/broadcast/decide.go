@@ -59,12 +59,14 @@ func (p *Plan) Gather(now time.Time, req Request) time.Duration {
 	switch f := k.members[req.Member]; {
 	case f == nil:
 	case req.Slow:
-		if !p.isSlow(k, req.Member, now) {
+		if f.slow.IsZero() {
+			k.slow++
 			k.level()
 		}
 		f.slow = now
 	case !f.slow.IsZero(): // no longer; who left it did so for that
 		f.slow = time.Time{}
+		k.slow--
 		delete(p.blamed, req.Member)
 	}
 	if req.Near != "" && req.Near != p.cfg.Self && k.members[req.Near] == nil && !p.isBlamed(req.Near, now) {

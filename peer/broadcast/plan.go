@@ -199,6 +199,7 @@ type cast struct {
 	fetched int    // chunks that nobody had when they were asked for
 	probeAt int    // fetched when the next one is to tell how fast others' links are
 	left    uint32 // the last that was left to this node
+	slow    int    // members that last said that their links are
 	members map[string]*filler
 	numbers int       // given to members so far
 	circle  []*filler // by place
@@ -211,7 +212,7 @@ type filler struct {
 	id, zone, rack string
 	last           time.Time // it asked for a chunk of the object
 	asked          int       // chunks
-	slow           time.Time // it last said that its link is
+	slow           time.Time // it last said that its link is; counted in cast.slow
 	place          uint64
 	number         int // of those who ever filled the object
 }
@@ -244,7 +245,7 @@ func (p *Plan) lags(k *cast, member string, now time.Time) bool {
 		if p.place-before.place <= p.place-f.place { // it is the first behind this node
 			return true
 		}
-		if before.slow.IsZero() || now.Sub(before.slow) >= p.cfg.SlowFor {
+		if !p.isSlow(k, before.id, now) {
 			return before.asked-f.asked >= p.cfg.MaxLag
 		}
 	}
@@ -252,6 +253,9 @@ func (p *Plan) lags(k *cast, member string, now time.Time) bool {
 }
 
 func (k *cast) add(f *filler) {
+	if !f.slow.IsZero() {
+		k.slow++
+	}
 	f.number = k.numbers
 	k.numbers++
 	k.members[f.id] = f
@@ -270,6 +274,9 @@ func (k *cast) remove(member string) {
 		return
 	}
 	delete(k.members, member)
+	if !f.slow.IsZero() {
+		k.slow--
+	}
 	k.circle = without(k.circle, f)
 	if k.zones[f.zone] = without(k.zones[f.zone], f); len(k.zones[f.zone]) == 0 {
 		delete(k.zones, f.zone)

@@ -27,10 +27,10 @@ func (k *cast) level() {
 	}
 }
 
-// isSlow reports whether a member that fills the object said of late that its link is slow.
+// isSlow reports whether a member that fills the object said of late that its link is slow, and most others did not.
 func (p *Plan) isSlow(k *cast, member string, now time.Time) bool {
 	f := k.members[member]
-	return f != nil && !f.slow.IsZero() && now.Sub(f.slow) < p.cfg.SlowFor
+	return f != nil && !f.slow.IsZero() && now.Sub(f.slow) < p.cfg.SlowFor && 2*k.slow < len(k.members)
 }
 
 // Elsewhere returns a member that has a span of a chunk, all of which is whole, or is receiving it from somebody

@@ -67,6 +67,31 @@ func TestSlowMemberLeavesTheCircle(t *testing.T) {
 	}
 }
 
+// When most say that they are slow, none is slower than others.
+func TestMostAreNotSlow(t *testing.T) {
+	p := New(Config{Self: "owner"})
+	ids := inCircle(p, "a", "b", "c", "d")
+	ask := filling(p)
+	slow := func(r *Request) { r.Slow = true }
+	ask(0, ids[0], slow)
+	for _, id := range ids[1:] {
+		ask(0, id, nil)
+	}
+	k := p.casts[Chunk{}.Object]
+	if !p.isSlow(k, ids[0], noon.Add(time.Second)) {
+		t.Error("one of four is not slow")
+	}
+	ask(0, ids[1], slow)
+	if p.isSlow(k, ids[0], noon.Add(time.Second)) || p.isSlow(k, ids[1], noon.Add(time.Second)) || k.slow != 2 {
+		t.Errorf("%d of four are slow", k.slow)
+	}
+	p.Leave(ids[1])
+	ask(1, ids[0], nil)
+	if k.slow != 0 {
+		t.Errorf("%d are slow", k.slow)
+	}
+}
+
 // Who stands behind a member that lags is as far behind the others, and is not to blame.
 func TestOnlyTheFirstOfThoseBehindLags(t *testing.T) {
 	p := New(Config{Self: "owner", MaxLag: 4})

@@ -1,7 +1,6 @@
 package transfer
 
 import (
-	"slices"
 	"sync"
 	"time"
 )
@@ -11,15 +10,13 @@ const (
 	// paceEvery is how often the rates are looked at: those since the look before the last, since a second is
 	// what a few blocks need.
 	paceEvery = 500 * time.Millisecond
-	// paceFull is the part of this node's best rate from which on what leaves tells that its link is the limit, and
+	// paceFull is the part of what comes to this node from which on what leaves tells that its link is the limit, and
 	// paceSlow the part of it that a member takes which is the limit itself.
 	paceFull, paceSlow = 0.75, 0.4
 	// paceBusy is the part of the time in which a slow taker keeps this node waiting.
 	paceBusy = 0.9
 	// paceTimes is how often in a row that has to be so.
-	paceTimes = 2
-	// paceBest is how many looks the best rate is remembered for.
-	paceBest = 60
+	paceTimes = 3
 	// paceFor is how long a taker is held to be slow after it was last found so.
 	paceFor = 10 * time.Second
 	// maxTakers bounds how many are remembered.
@@ -27,18 +24,18 @@ const (
 )
 
 // pace finds those among the members that this node sends to that seem to take less than it could
-// send: writes to them wait all the time, and yet they take much less than has left, or
-// come, at other times, and others do not take the rest. Who forwards what it receives would make all behind it as slow. Whether
-// its link is slow, or full of what others send, only the member itself can tell.
+// send: writes to them wait all the time, and yet they take much less than comes to this node, and others do not take
+// the rest. Who forwards what it receives would make all behind it as slow. What comes now tells what this node's link
+// can do: what left at other times does not, as the link may have become slow since. Whether the member's link
+// is slow, or full of what others send, only the member itself can tell.
 // Safe for concurrent use.
 type pace struct {
 	moved func() int64 // bytes that have come to this node, ever
 
 	mu     sync.Mutex
-	sent   int64             // bytes that have left, ever
-	last   [2]look           // the later one first
-	best   [paceBest]float64 // bytes a second, by look
-	looks  int
+	sent   int64   // bytes that have left, ever
+	last   [2]look // the later one first
+	in     float64 // bytes a second that came of late
 	takers map[string]*taker
 }
 
@@ -97,14 +94,14 @@ func (p *pace) end(member string, n int64, now time.Time) float64 {
 	if t == nil || !p.isSlow(t, now) {
 		return 0
 	}
-	return slices.Max(p.best[:])
+	return p.in
 }
 
 func (p *pace) isSlow(t *taker, now time.Time) bool {
 	return !t.slow.IsZero() && now.Sub(t.slow) < paceFor
 }
 
-// look compares what has left of late with the best. The caller holds mu.
+// look compares what has left of late with what came. The caller holds mu.
 func (p *pace) look(now time.Time) {
 	if now.Sub(p.last[0].at) < paceEvery {
 		return
@@ -114,18 +111,14 @@ func (p *pace) look(now time.Time) {
 	known := !from.at.IsZero() && past < 5*paceEvery // else nothing left meanwhile, or little
 	p.last = [2]look{l, p.last[0]}
 	out := float64(l.sent-from.sent) / past.Seconds()
-	if known {
-		p.best[p.looks%paceBest] = max(out, float64(l.came-from.came)/past.Seconds())
-		p.looks++
-	}
-	best := slices.Max(p.best[:])
+	p.in = float64(l.came-from.came) / past.Seconds()
 	for member, t := range p.takers {
 		if t.writers > 0 {
 			t.waited[0] += now.Sub(t.since)
 			t.since = now
 		}
 		waited, took := t.waited[0]+t.waited[1], t.took[0]+t.took[1]
-		if known && out < paceFull*best && waited.Seconds() >= paceBusy*past.Seconds() && float64(took)/past.Seconds() < paceSlow*best {
+		if known && out < paceFull*p.in && waited.Seconds() >= paceBusy*past.Seconds() && float64(took)/past.Seconds() < paceSlow*p.in {
 			t.times++
 		} else {
 			t.times = 0

@@ -82,6 +82,22 @@ func TestPaceOfTwo(t *testing.T) {
 	}
 }
 
+// A node whose own link has become slow does not hold its takers to be.
+func TestPaceOfALinkThatBecomesSlow(t *testing.T) {
+	const link = 4 << 20
+	synctest.Test(t, func(t *testing.T) {
+		begin := time.Now()
+		p := newPace(func() int64 {
+			past := time.Since(begin).Seconds()
+			return int64(link * (min(past, 5) + max(0, past-5)/4))
+		})
+		sending(p, "m", link, 0, 5)
+		if could := sending(p, "m", link/4, 0, 20); could > 0 {
+			t.Errorf("could send %.0f bytes/s", could)
+		}
+	})
+}
+
 // TestPaceBounded forgets members that nothing is sent to.
 func TestPaceBounded(t *testing.T) {
 	p := newPace(func() int64 { return 0 })
