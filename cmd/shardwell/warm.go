@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"crypto/sha256"
@@ -26,6 +27,8 @@ const (
 	defaultPin    = "168h"          // of --pin without a value: a week
 	cancelTimeout = 5 * time.Second // to tell the cluster, after Ctrl-C
 	startTries    = 3               // of a warm-up that the cluster forgets
+	backPatience  = 2 * time.Minute // with a node that went away
+	backPoll      = time.Second
 )
 
 // warmOptions are the flags of the command.
@@ -249,28 +252,70 @@ func (o *warmOptions) run(ctx context.Context, s streams, w control.Warmer) erro
 		return o.look(ctx, s, w, req, control.WarmEvict)
 	case o.unpin:
 		return o.look(ctx, s, w, req, control.WarmUnpin)
-	case o.attach != "":
-		return o.follow(ctx, s, w, o.attach, 0)
 	}
-	for try := 1; ; try++ {
-		rec, joined, err := w.StartWarm(ctx, req)
-		if err != nil {
-			return err
-		}
-		o.shower(s).begun(rec, joined)
-		if !o.wait {
-			return nil
-		}
+	return o.stay(ctx, s, w, req)
+}
+
+// stay begins the warm-up, or joins it, and waits for its end. A node that goes away meanwhile, because it is upgraded
+// perhaps, is waited for: the warm-up goes on without it.
+func (o *warmOptions) stay(ctx context.Context, s streams, w control.Warmer, req control.WarmRequest) error {
+	id := o.attach
+	var away time.Time
+	for failures := 0; ; {
+		begun, err := o.once(ctx, s, w, req)
+		id = cmp.Or(begun, id)
 		var lost lostSight
-		if err = o.follow(ctx, s, w, rec.ID, rec.Started); !errors.As(err, &lost) || try == startTries {
+		if id == "" || !errors.As(err, &lost) {
 			return err
+		}
+		if ctx.Err() != nil {
+			return o.interrupted(s, w, id, context.Cause(ctx))
+		}
+		if lost.told {
+			away = time.Time{}
+		}
+		switch {
+		case errors.Is(err, control.ErrNoNode) && away.IsZero():
+			away = time.Now()
+			fmt.Fprintf(s.err, "the node does not answer: warm-up %s goes on; waiting up to %v for the node\n", id, backPatience)
+		case errors.Is(err, control.ErrNoNode) && time.Since(away) < backPatience:
+		case errors.Is(err, control.ErrNoNode), o.attach != "" && !lost.told:
+			return err
+		default:
+			if failures++; failures == startTries {
+				return err
+			}
+		}
+		select {
+		case <-time.After(backPoll):
+		case <-ctx.Done():
+			return o.interrupted(s, w, id, context.Cause(ctx))
 		}
 	}
 }
 
-// lostSight is the error of a warm-up of which nobody tells any more, though it has not ended: who knew of it may
-// have been lost before it had told others.
-type lostSight struct{ error }
+// once begins or joins, and waits as long as the node tells something.
+func (o *warmOptions) once(ctx context.Context, s streams, w control.Warmer, req control.WarmRequest) (id string, err error) {
+	if o.attach != "" {
+		return "", o.follow(ctx, s, w, o.attach, 0)
+	}
+	rec, joined, err := w.StartWarm(ctx, req)
+	if err != nil {
+		return "", lostSight{err, false}
+	}
+	o.shower(s).begun(rec, joined)
+	if !o.wait {
+		return rec.ID, nil
+	}
+	return rec.ID, o.follow(ctx, s, w, rec.ID, rec.Started)
+}
+
+// lostSight is the error of a warm-up of which nobody tells any more, though it has not ended: the node went away, or who
+// knew of it was lost before it had told others.
+type lostSight struct {
+	error
+	told bool // something, before
+}
 
 func (l lostSight) Unwrap() error { return l.error }
 
@@ -294,7 +339,7 @@ func (o *warmOptions) follow(ctx context.Context, s streams, w control.Warmer, i
 	case ctx.Err() != nil:
 		return o.interrupted(s, w, id, context.Cause(ctx))
 	case err != nil:
-		return lostSight{err}
+		return lostSight{err, last.ID != ""}
 	}
 	if err := show.ended(last); err != nil {
 		return err
@@ -309,7 +354,7 @@ func (o *warmOptions) follow(ctx context.Context, s streams, w control.Warmer, i
 	case warm.Failed:
 		return fmt.Errorf("warm-up %s: %s", id, last.Why)
 	}
-	return fmt.Errorf("warm-up %s: the node that was asked ended before it did: see `shardwell warm --attach %s`", id, id)
+	return lostSight{fmt.Errorf("warm-up %s: the node that was asked ended before it did: see `shardwell warm --attach %s`", id, id), true}
 }
 
 // interrupted does what Ctrl-C is to do.
