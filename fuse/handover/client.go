@@ -17,6 +17,12 @@ var ErrNoKeeper = errors.New("no keeper")
 // askPatience bounds a question to a keeper, which answers from memory; a mount walks a path.
 const askPatience = 30 * time.Second
 
+// How long and how often a keeper is tried that takes no connection at once.
+const (
+	connectPatience = 10 * time.Second
+	connectPause    = 20 * time.Millisecond
+)
+
 // Client is a server's connection to its keeper. The keeper takes its end for the
 // end of the server, so it is closed last of all. Methods are safe for concurrent use.
 type Client struct {
@@ -47,9 +53,9 @@ func Dial(socket, name string) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("keeper %s: %w", socket, err)
 	}
-	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: socket}); err != nil {
+	if err := connect(fd, socket); err != nil {
 		_ = unix.Close(fd)
-		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EAGAIN) {
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
 			return nil, fmt.Errorf("keeper %s: %w: %w", socket, ErrNoKeeper, err)
 		}
 		return nil, fmt.Errorf("keeper %s: %w", socket, err)
@@ -64,6 +70,23 @@ func Dial(socket, name string) (*Client, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// connect waits for a keeper that has more connections to take than it comes to: it is there, and
+// may hold mounts.
+func connect(fd int, socket string) error {
+	for end := time.Now().Add(connectPatience); ; {
+		err := unix.Connect(fd, &unix.SockaddrUnix{Name: socket})
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case !errors.Is(err, unix.EAGAIN):
+			return err
+		case time.Now().After(end):
+			return fmt.Errorf("it takes no connections: %w", err)
+		default:
+			time.Sleep(connectPause)
+		}
+	}
 }
 
 // read passes on what comes until the connection ends.

@@ -161,3 +161,48 @@ func TestLookAtServed(t *testing.T) {
 		_, _ = r.Close(), w.Close()
 	}
 }
+
+// A keeper that does not come to take a connection is one all the same: who took it for none would
+// start without the mounts that it holds.
+func TestDialWaitsForABusyKeeper(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "keeper.sock")
+	l, err := Listen(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var waiting []int
+	for { // until there is no more room
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		waiting = append(waiting, fd)
+		if err := unix.Connect(fd, &unix.SockaddrUnix{Name: socket}); err == unix.EAGAIN {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	dialled := make(chan error, 1)
+	go func() {
+		c, err := Dial(socket, "late")
+		if err == nil {
+			c.Close()
+		}
+		dialled <- err
+	}()
+	k := &Keeper{GiveUp: time.Minute, StartWithin: time.Minute, Logf: func(string, ...any) {}}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	for _, fd := range waiting {
+		_ = unix.Close(fd)
+	}
+	go func() { done <- k.Run(ctx, l) }()
+	if err := <-dialled; err != nil {
+		t.Error(err)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
