@@ -125,15 +125,6 @@ func Canonical(dir string) string {
 	if err != nil {
 		return dir
 	}
-	_ = apart(func() error { // it may lie in a mount of this process
-		abs = resolved(abs)
-		return nil
-	})
-	return abs
-}
-
-// resolved is abs with links resolved, as far as that can be.
-func resolved(abs string) string {
 	if _, err := os.Readlink(abs); err == nil { // a link, so no mount point
 		if to, err := filepath.EvalSymlinks(abs); err == nil {
 			return to
