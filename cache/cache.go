@@ -71,6 +71,10 @@ type Config struct {
 	// owner's flight asks peers only for what they hold, so any peer may wait for it.
 	Owned func(chunk.Request) bool
 
+	// Cut reports whether an origin cannot be reached from this node while other members are there, nil:
+	// never. Then peers are given what is here and on its way, and told to ask those.
+	Cut func(origin string) bool
+
 	// Keeps reports whether this node owns a part of an object. Then the tier keeps
 	// the object as one of its own: it drops objects whole, and with one that is owned chunk by
 	// chunk it would drop what nobody else is to have. nil: Owned of the first chunk.

@@ -227,13 +227,14 @@ func (c *call) finish(err error) {
 }
 
 // fail wakes all who wait for blocks that c did not bring, with err for those
-// that no other call brings them. Callers hold mu.
+// that no other call brings them; readers here begin anew where only peers are to ask
+// elsewhere. Callers hold mu.
 func (fl *flight) fail(c *call, err error) {
 	for _, w := range fl.waiters {
 		if !w.missing.meets(&c.left) {
 			continue
 		}
-		if err != nil && w.err == nil {
+		if err != nil && w.err == nil && (w.peer || !errors.Is(err, chunk.ErrNoRoute)) {
 			var lost blockSet
 			for i := range lost {
 				lost[i] = w.missing[i] & c.left[i]
@@ -275,6 +276,8 @@ func (c *call) fetch() error {
 			continue
 		case objstore.Final(err):
 			return c.failed(err, attempts)
+		case c.fl.obj.c.leaves(c.req):
+			return c.failed(fmt.Errorf("%w: %w", chunk.ErrNoRoute, err), attempts)
 		}
 		if progress {
 			pause = firstPause

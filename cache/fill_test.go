@@ -34,15 +34,20 @@ func (w *watched) Fetch(ctx context.Context, req chunk.Request, deliver chunk.De
 	w.most = max(w.most, w.now)
 	w.chunks = append(w.chunks, small.ChunkOf(req.Span.First))
 	w.mu.Unlock()
-	defer func() {
+	ended := sync.OnceFunc(func() {
 		w.mu.Lock()
 		w.now--
 		w.mu.Unlock()
-	}()
+	})
+	defer ended()
+	left := req.Span.Count
 	return w.up.Fetch(ctx, req, func(b chunk.Block) error {
 		w.mu.Lock()
 		w.blockCount++
 		w.mu.Unlock()
+		if left--; left == 0 {
+			ended() // the next one may begin once the last block is there
+		}
 		return deliver(b)
 	})
 }

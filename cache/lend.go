@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -30,7 +31,20 @@ func (c *Cache) Lend(ctx context.Context, req chunk.Request, send func(chunk.Pie
 	if err != nil || missing.empty() {
 		return err
 	}
-	return l.fly(ctx, index, missing)
+	leave := !req.HeldOnly && c.leaves(req)
+	if leave { // what is on its way from others may be what the asker is to fetch
+		l.req.HeldOnly, l.req.Settled = true, true
+	}
+	err = l.fly(ctx, index, missing)
+	if leave && errors.Is(err, chunk.ErrNotHeld) {
+		return fmt.Errorf("lend %s: %w", req.Object.URI(), chunk.ErrNoRoute)
+	}
+	return err
+}
+
+// leaves reports whether a peer's request had better be fetched for by another member.
+func (c *Cache) leaves(req chunk.Request) bool {
+	return req.From != "" && c.cfg.Cut != nil && c.cfg.Cut(req.Object.Origin)
 }
 
 // lending is one Lend on its way.

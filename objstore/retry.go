@@ -20,6 +20,9 @@ type RetryConfig struct {
 	// OnRetry, when not nil, is told of each failed attempt that will be repeated
 	// after wait. It is called from the goroutine of the request.
 	OnRetry func(op Op, key string, attempt int, wait time.Duration, err error)
+	// GiveUp, when not nil, is asked after each failed attempt whether its error is to be returned
+	// at once: somebody else may be better placed to ask. It must not block.
+	GiveUp func(err error) bool
 }
 
 // DefaultRetryConfig returns what the design promises: 60 s until a reader sees an error.
@@ -68,7 +71,7 @@ type tries struct {
 
 // again waits before the next attempt, or returns why there is none.
 func (t *tries) again(ctx context.Context, err error) error {
-	if ctx.Err() != nil || Final(err) {
+	if ctx.Err() != nil || Final(err) || t.r.cfg.GiveUp != nil && t.r.cfg.GiveUp(err) {
 		return err
 	}
 	t.n++

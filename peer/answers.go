@@ -49,6 +49,11 @@ func query(b *peerpb.Bucket, maxAge int64, hops uint32, who, grant string) (objs
 	return objstore.Query{Bucket: bucketIn(b), Access: as, MaxAge: time.Duration(maxAge), Hops: int(hops)}, nil
 }
 
+// cut reports whether a question had better go to another member.
+func (a *answers) cut(q objstore.Query) bool {
+	return a.cfg.Routes != nil && a.cfg.Routes.Cut(q.Bucket.Origin)
+}
+
 // failure makes the origin's error data. The asker's own end is an error of the call.
 func failure(ctx context.Context, err error) (*peerpb.Failure, error) {
 	if err == nil {
@@ -84,6 +89,10 @@ func (a *answers) Head(ctx context.Context, r *peerpb.HeadRequest) (*peerpb.Head
 	if err != nil || len(r.Key) > chunk.MaxKeyBytes {
 		return nil, status.Error(codes.InvalidArgument, "malformed question")
 	}
+	if a.cut(q) {
+		f, err := failure(ctx, chunk.ErrNoRoute)
+		return &peerpb.HeadReply{Failure: f}, err
+	}
 	soon, cancel := inTime(ctx)
 	defer cancel()
 	info, age, err := a.cfg.Names.Head(soon, q, string(r.Key))
@@ -102,6 +111,10 @@ func (a *answers) ListPage(ctx context.Context, r *peerpb.ListPageRequest) (*pee
 	q, err := query(r.Bucket, r.MaxAgeNanos, r.Hops, r.Identity, r.Grant)
 	if err != nil || len(r.Prefix) > chunk.MaxKeyBytes || r.Limit > 1<<20 {
 		return nil, status.Error(codes.InvalidArgument, "malformed question")
+	}
+	if a.cut(q) {
+		f, err := failure(ctx, chunk.ErrNoRoute)
+		return &peerpb.ListPageReply{Failure: f}, err
 	}
 	soon, cancel := inTime(ctx)
 	defer cancel()

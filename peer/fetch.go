@@ -3,6 +3,7 @@ package peer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -90,20 +91,30 @@ func (w *walk) noteFailed(id string) {
 	}
 }
 
-// candidates asks owner and successors in their order, up to this node. done is false
-// when this node is to act as the owner.
+func (p *Peers) cut(origin string) bool   { return p.cfg.Routes != nil && p.cfg.Routes.Cut(origin) }
+func (p *Peers) shaky(origin string) bool { return p.cfg.Routes != nil && p.cfg.Routes.Shaky(origin) }
+
+// errNobody says that the origin answers neither this node nor those that were asked in its place.
+var errNobody = fmt.Errorf("%w: nor others", objstore.ErrUnavailable)
+
+// candidates asks owner and successors in their order, up to this node, or past it when its own way
+// to the origin is cut. done is false when this node is to act as the owner.
 func (w *walk) candidates(ctx context.Context, ids []string) (done bool, err error) {
-	now := time.Now()
+	now, origin, noRoute := time.Now(), w.req.Object.Origin, false
 	for i, id := range ids {
-		switch {
-		case id == w.p.cfg.Self && i < w.representatives:
-			w.req.Fill = false // the owner need not put racks in order as it does nodes
-			continue
-		case id == w.p.cfg.Self:
-			return false, nil
+		if id == w.p.cfg.Self {
+			switch {
+			case i < w.representatives:
+				w.req.Fill = false // the owner need not put racks in order as it does nodes
+				continue
+			case w.p.cut(origin):
+				continue
+			}
+			break
 		}
 		m, ok := w.p.cfg.Members.Lookup(id)
 		if !ok || id == w.req.From {
+			noRoute = noRoute || ok && i >= w.representatives // it would not ask if it could fetch
 			continue
 		}
 		if !w.p.breakers.allow(id, now) {
@@ -122,12 +133,16 @@ func (w *walk) candidates(ctx context.Context, ids []string) (done bool, err err
 		case ends(ctx, err), w.late():
 			return true, err
 		}
+		noRoute = noRoute || errors.Is(err, chunk.ErrNoRoute)
 		w.noteFailed(id)
 		if w.named && errors.Is(err, transfer.ErrUnreachable) {
 			// Others may wait for this node by now, of which the next one knows nothing. It is to name nobody.
 			w.failed = append(w.failed, transfer.AnyMember)
 		}
 		w.p.cfg.Logger.Info("peer could not serve", "object", w.req.Object.URI(), "blocks", w.req.Span, "peer", id, "error", err)
+	}
+	if noRoute && w.p.shaky(origin) {
+		return true, errNobody
 	}
 	return false, nil
 }
@@ -284,9 +299,12 @@ func (p *Peers) Owned(req chunk.Request) bool {
 	if req.Hops >= chunk.MaxHops {
 		return true
 	}
-	now := time.Now()
+	now, cut := time.Now(), p.cut(req.Object.Origin)
 	for _, id := range p.cfg.Ring.Owners(p.cfg.Ring.KeyOfBlocks(req.Object, req.ID, req.Span), nil) {
 		if id == p.cfg.Self {
+			if cut {
+				continue
+			}
 			return true
 		}
 		if _, ok := p.cfg.Members.Lookup(id); ok && id != req.From && !p.breakers.isOpen(id, now) {

@@ -74,8 +74,12 @@ func (p *Peers) askNames(ctx context.Context, q objstore.Query, dir string, do c
 	if q.Hops >= chunk.MaxHops {
 		return chunk.ErrNotHeld
 	}
+	noRoute := false
 	for i, id := range p.cfg.Ring.Owners(p.cfg.Ring.KeyOfName(nameKey(q.Bucket, dir)), nil) {
 		if id == p.cfg.Self {
+			if p.cut(q.Bucket.Origin) {
+				continue
+			}
 			break
 		}
 		m, ok := p.cfg.Members.Lookup(id)
@@ -94,7 +98,11 @@ func (p *Peers) askNames(ctx context.Context, q objstore.Query, dir string, do c
 		if err == nil || ends(ctx, err) {
 			return err
 		}
+		noRoute = noRoute || errors.Is(err, chunk.ErrNoRoute)
 		p.cfg.Logger.Info("peer could not answer", "bucket", q.Bucket.Name, "directory", dir, "peer", id, "error", err)
+	}
+	if noRoute && p.shaky(q.Bucket.Origin) {
+		return errNobody
 	}
 	p.stats.ActedAsOwner.Add(1)
 	return chunk.ErrNotHeld

@@ -4,6 +4,8 @@ import (
 	"context"
 	"net"
 	"sync"
+
+	"github.com/shardwell/shardwell/internal/chunk"
 )
 
 // network is what the nodes of a test speak over: net.Pipe, with faults.
@@ -102,4 +104,26 @@ func (n *network) sever(from, addr string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.cut[[2]string{from, addr}] = true
+}
+
+// toyRing is one order of owners for everything, or one a node.
+type toyRing struct {
+	mu      sync.Mutex
+	owners  []string // guarded by mu
+	earlier []string // guarded by mu
+}
+
+func (r *toyRing) KeyOfBlocks(_ chunk.Object, _ chunk.ObjectID, s chunk.Span) Key {
+	return Key(small.ChunkOf(s.First))
+}
+func (r *toyRing) KeyOfName(name string) Key { return Key(len(name)) }
+func (r *toyRing) Owners(_ Key, buf []string) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append(buf, r.owners...)
+}
+func (r *toyRing) EarlierOwners(_ Key, buf []string) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append(buf, r.earlier...)
 }

@@ -80,6 +80,7 @@ type flight struct {
 // one flight a chunk.
 type node struct {
 	id     string
+	ways   *ways
 	origin *origin
 	object chunk.Object
 	peers  *Peers
@@ -131,6 +132,9 @@ func (n *node) get(ctx context.Context, req chunk.Request, b uint32) ([]byte, er
 		}
 		if f != nil && req.From != "" && !req.HeldOnly && !f.owner && f.hops < req.Hops {
 			f = nil // it asks in a wider circle than the asker's own would: as in package cache
+		}
+		if f != nil && req.Settled && !f.owner {
+			f = nil // likewise
 		}
 		if f == nil {
 			if req.HeldOnly {
@@ -239,8 +243,17 @@ func (n *node) land(index uint32, data []byte) {
 }
 
 // Lend implements chunk.Lender.
-func (n *node) Lend(ctx context.Context, req chunk.Request, send func(chunk.Piece) error) error {
+func (n *node) Lend(ctx context.Context, req chunk.Request, send func(chunk.Piece) error) (err error) {
 	var lacking error
+	leave := !req.HeldOnly && n.ways.Cut("") // as in package cache
+	if leave {
+		req.HeldOnly, req.Settled = true, true
+		defer func() {
+			if errors.Is(err, chunk.ErrNotHeld) {
+				err = chunk.ErrNoRoute
+			}
+		}()
+	}
 	for b := req.Span.First; b < req.Span.End(); b++ {
 		data, err := n.get(ctx, req, b)
 		switch {
@@ -313,28 +326,6 @@ func (n *node) List(ctx context.Context, q objstore.Query, req objstore.ListRequ
 		Prefixes: []string{req.Prefix + "d/"}, Next: "\xfe" + req.Token}, 2 * time.Second, nil
 }
 
-// toyRing is one order of owners for everything, or one a node.
-type toyRing struct {
-	mu      sync.Mutex
-	owners  []string // guarded by mu
-	earlier []string // guarded by mu
-}
-
-func (r *toyRing) KeyOfBlocks(_ chunk.Object, _ chunk.ObjectID, s chunk.Span) Key {
-	return Key(small.ChunkOf(s.First))
-}
-func (r *toyRing) KeyOfName(name string) Key { return Key(len(name)) }
-func (r *toyRing) Owners(_ Key, buf []string) []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return append(buf, r.owners...)
-}
-func (r *toyRing) EarlierOwners(_ Key, buf []string) []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return append(buf, r.earlier...)
-}
-
 // cluster is some nodes in one process. Everything that is asked for belongs to n0, then
 // to n1 and so on, unless a test says otherwise.
 type cluster struct {
@@ -381,20 +372,20 @@ func newCluster(t *testing.T, n, size int) *cluster {
 // start starts a node with an empty cache.
 func (c *cluster) start(id string) *node {
 	c.t.Helper()
-	n := &node{id: id, origin: c.origin, object: c.object, have: map[uint32][]byte{}, came: make(chan struct{}), flights: map[uint32]*flight{}}
+	n := &node{id: id, ways: new(ways), origin: c.origin, object: c.object, have: map[uint32][]byte{}, came: make(chan struct{}), flights: map[uint32]*flight{}}
 	n.ctx, n.end = context.WithCancel(context.Background())
 	logger := slog.New(slog.NewTextHandler(&lockedWriter{w: &c.logs}, nil)).With("node", id)
 	stats := new(transfer.Stats)
 	client := transfer.NewClient(transfer.ClientConfig{Self: id, Geometry: small, Signer: c.signer, Dial: c.net.dialer(id), Stats: stats, Logger: logger})
 	peers, err := New(Config{Self: id, Geometry: small, Ring: c.rings[id], Members: c.members, Transfer: client, Signer: c.signer,
-		Dial: c.net.dialer(id), Logger: logger, Rand: rand.New(rand.NewPCG(1, 2)),
+		Dial: c.net.dialer(id), Routes: n.ways, Logger: logger, Rand: rand.New(rand.NewPCG(1, 2)),
 		Elsewhere: func(req chunk.Request, failed []string) (string, bool) { return n.server.Elsewhere(req, failed) }})
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	n.peers = peers
 	srv, err := NewServer(ServerConfig{Self: id, Geometry: small, Lender: n, Names: n, Members: c.members, Stats: peers.Stats(),
-		Transfer: stats, Verifier: transfer.NewVerifier(c.signer), Logger: logger, Owned: peers.Owned,
+		Transfer: stats, Verifier: transfer.NewVerifier(c.signer), Logger: logger, Owned: peers.Owned, Routes: n.ways,
 		Tars:   n,
 		Forget: func(context.Context, objstore.Bucket, string) (int, error) { return 3, nil },
 		Status: func(context.Context) ([]byte, error) { return []byte(`{"node":"` + id + `"}`), nil }})

@@ -69,6 +69,17 @@ type Racks interface {
 	Rack(m Member) []string
 }
 
+// Routes knows this node's own ways to origins. A node whose way is cut is no owner of what lies there:
+// members that ask it are told so ([chunk.ErrNoRoute]) and ask its successors, and so does it for its own
+// readers. Safe for concurrent use.
+type Routes interface {
+	// Cut reports whether an origin does not answer this node, while other members are there.
+	Cut(origin string) bool
+	// Shaky reports whether that is so or was a moment ago: then whoever does not answer others may be about
+	// to, and this node does not act in their place, lest all do when an origin comes back.
+	Shaky(origin string) bool
+}
+
 // Config is what [New] needs. Zero durations and counts mean the defaults.
 type Config struct {
 	Self     string // ring id of this node
@@ -99,6 +110,9 @@ type Config struct {
 	// where this node has its credentials: an owner that lacks them asks the origin with
 	// what was signed.
 	Presigner func(ctx context.Context, b objstore.Bucket, who chunk.Identity) (objstore.Presigner, bool)
+
+	// Routes knows which origins this node cannot reach by itself; nil: none.
+	Routes Routes
 
 	// OnLag, unless nil, is told when an owner says that this node is far behind others who
 	// fill an object.

@@ -34,6 +34,7 @@ type ServerConfig struct {
 	Verifier *transfer.Verifier       // nil only in a cluster without a secret
 	Plan     broadcast.Config         // whom to send to
 	Owned    func(chunk.Request) bool // this node is the owner, as Peers.Owned says; nil: never
+	Routes   Routes                   // as in Config
 	Logger   *slog.Logger             // nil discards
 	RingHash func() uint64            // of the present table, for Hello; may be nil
 	Forget   ForgetFunc               // nil forgets nothing

@@ -124,6 +124,9 @@ var (
 	// ErrNotHeld says that no other node has the blocks or is to fetch them: the
 	// caller is the one who asks the origin.
 	ErrNotHeld = errors.New("no peer holds the blocks")
+	// ErrNoRoute says that a member lacks blocks, and that its own way to their origin is
+	// broken: another one is to fetch them.
+	ErrNoRoute = errors.New("the origin does not answer this member")
 	// ErrStarved says that a stream was ended because it stood still while others got
 	// on. That need not be the fault of whoever sends it: in a full link one
 	// connection may lose every packet for seconds. Another one will do.

@@ -21,7 +21,8 @@ type Piece struct {
 //
 // Lend calls send for each block of the span, in the order in which they become
 // available, each once, from one goroutine; a piece is lent until send returns.
-// It returns [ErrNotHeld] when it lacks blocks and the request is HeldOnly, an
+// It returns [ErrNotHeld] when it lacks blocks and the request is HeldOnly, [ErrNoRoute] when it lacks
+// blocks that it had better not fetch, an
 // error of an objstore class when the origin refused, and the error of send when that
 // failed. Bytes in a File were checked when they were stored, not again now:
 // the receiver checks, and reports damage with [Lender.Suspect].

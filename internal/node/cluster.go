@@ -95,7 +95,7 @@ func openCluster(n *Node) (_ *cluster, err error) {
 				}
 			},
 		}),
-		Signer: c.signer, Presigner: n.origins.presigner, Logger: n.log,
+		Signer: c.signer, Presigner: n.origins.presigner, Routes: n.origins.routes, Logger: n.log,
 		OnLag: func(id chunk.ObjectID) {
 			if c.server != nil { // made before the first fetch
 				c.server.Lags(id)
@@ -150,6 +150,7 @@ func (c *cluster) openServer(n *Node) (err error) {
 			Received: func() int64 { return c.bytes.ReceivedBytes.Load() + n.origins.stats.Bytes.Load() }},
 		Owned:    c.peers.Owned,
 		Anew:     n.cache.Anew,
+		Routes:   n.origins.routes,
 		Keeper:   keeper{n},
 		Tars:     n.tars,
 		Lessor:   n.budgets,

@@ -134,6 +134,7 @@ func Resume(cfg config.Config, log *slog.Logger, turn *Turn) (_ *Node, err error
 	if err := n.joinLayers(); err != nil {
 		return nil, err
 	}
+	n.origins.routes.alone = func() bool { return len(n.cluster.directory.All()) < 2 }
 	n.mounts = newMounts(n)
 	if n.watch, err = openWatch(n); err != nil {
 		return nil, err
@@ -166,6 +167,7 @@ func (n *Node) joinLayers() (err error) {
 		Origin:     &cache.OriginFetcher{Geometry: n.geometry, Origins: n.origins, Arena: n.arena},
 		Owned:      func(r chunk.Request) bool { return n.cluster.peers.Owned(r) || n.cluster.peers.Represents(r) },
 		Keeps:      n.cluster.ring.keeps,
+		Cut:        n.origins.routes.Cut,
 		ReadBudget: time.Duration(n.cfg.OriginTimeout),
 		MaxFetches: n.maxFetches(),
 		Logger:     n.log,
@@ -203,6 +205,7 @@ func (n *Node) Run(ctx context.Context) error {
 	group.Go(func() error { return part(forCluster, "indexes of tars", n.tars.Run) })
 	group.Go(func() error { return part(forDisks, "keeper", n.keeping.Run) })
 	group.Go(func() error { return part(forCluster, "uses", n.keepTelling) })
+	group.Go(func() error { return part(forCluster, "ways to origins", n.keepLooking) })
 	group.Go(func() error { return part(forCluster, "moves", n.keepMoving) })
 	group.Go(func() error { return part(forCluster, "warm-ups", n.keepJobs) })
 	group.Go(func() error { return part(forCluster, "capacity", n.keepOffering) })

@@ -43,6 +43,7 @@ type origins struct {
 	closed    bool
 
 	ids     *identities
+	routes  *routes
 	foreign func(objstore.Bucket) bool // told of buckets that others than the node read; may be nil
 }
 
@@ -66,6 +67,7 @@ func newOrigins(cfg config.Config, log *slog.Logger) *origins {
 		cfg: cfg, log: log,
 		limit:     objstore.NewLimit(nil, cfg.MaxOriginRequests, 0),
 		endpoints: make(map[string]*endpoint), open: make(map[openKey]opened), ids: newIdentities(),
+		routes: newRoutes(log),
 	}
 }
 
@@ -139,8 +141,10 @@ func (o *origins) openFor(k openKey) (opened, error) {
 
 // wrapped returns a store that is counted, limited, and asked again.
 func (o *origins) wrapped(raw objstore.Store, b objstore.Bucket) objstore.Store {
-	return objstore.NewRetry(o.limit.Paced(objstore.NewCount(raw, &o.stats), o.paceOf(b)), objstore.RetryConfig{
+	counted := watched{objstore.NewCount(raw, &o.stats), o.routes, b}
+	return objstore.NewRetry(o.limit.Paced(counted, o.paceOf(b)), objstore.RetryConfig{
 		Budget: time.Duration(o.cfg.OriginTimeout),
+		GiveUp: func(error) bool { return o.routes.Cut(b.Origin) },
 		OnRetry: func(op objstore.Op, key string, attempt int, wait time.Duration, err error) {
 			o.log.Warn("origin failed, asking again", "op", op, "bucket", b.Name, "key", key, "attempt", attempt, "wait", wait, "error", err)
 		},

@@ -33,6 +33,7 @@ var classes = [...]struct {
 	status int
 }{
 	{"not-held", chunk.ErrNotHeld, http.StatusNotFound},
+	{"no-route", chunk.ErrNoRoute, http.StatusServiceUnavailable},
 	{"not-exist", objstore.ErrNotExist, http.StatusNotFound},
 	{"no-bucket", objstore.ErrNoBucket, http.StatusNotFound},
 	{"permission", objstore.ErrPermission, http.StatusForbidden},
