@@ -24,9 +24,10 @@ const (
 var ErrRefused = errors.New("refused")
 
 // Authorize decides whether a caller may do something on a node that runs as
-// the user self: root and self may do everything. Others may ask who answers.
-// What else they ask would be read with the node's credentials, or mounted
-// with its rights; until a caller can bring its own, it is refused. The
+// the user self: root and self may do everything. Others may ask who answers and
+// how it is, if the socket's mode lets them. What else they ask is refused, with credentials of
+// their own as well: it would have the node connect where they say, keep what they
+// say, and mount with its rights. The
 // error is in words meant for the user and matches [ErrRefused].
 func Authorize(caller Caller, self uint32, op Operation) error {
 	switch {
@@ -34,8 +35,8 @@ func Authorize(caller Caller, self uint32, op Operation) error {
 		return nil
 	case op == OpVersion || op == OpStatus:
 		return nil
-	case op == OpMount || op == OpList || op == OpRead:
-		return refusal("the node would read with its own credentials: it takes this from root and its own user only; run your own node, or ask root")
+	case op == OpMount:
+		return refusal("the node takes this from root and its own user only: ask root to mount for you (--credentials-file, --uid, --allow-other)")
 	default:
 		return refusal("the node takes this from root and its own user only; ask root")
 	}
