@@ -45,6 +45,9 @@ func (c *cluster) heads(ctx context.Context, ids ...string) (by []string, err er
 	return by, err
 }
 
+// SEMANTICS O8: A node that the origin does not answer, while it answers others, costs nobody an error: what it owns another
+// member fetches in its place, once, also for its own readers.
+//
 // While owners cannot reach the origin the next successor who can fetches in their place, once for all, also for
 // their own readers; what they hold they give.
 func TestOwnersWayToTheOriginIsCut(t *testing.T) {
