@@ -83,13 +83,14 @@ func TestOneNodesWayIsCut(t *testing.T) {
 		if got := nodes[0].origins.stats.Bytes.Load(); got != 0 {
 			t.Errorf("%d nodes: %d bytes came by the way that is cut", count, got)
 		}
-		if log := nodes[0].log.String(); strings.Count(log, "origin does not answer this node") != 1 {
-			t.Errorf("%d nodes: the node does not say once that its way is cut", count)
+		said := strings.Count(nodes[0].log.String(), "origin does not answer this node") // none, should it own nothing
+		if said > 1 {
+			t.Errorf("%d nodes: the node says %d times that its way is cut", count, said)
 		}
 		ways[0].cut.Store(false)
 		until(t, "the way is found to work again", func() bool { return !nodes[0].origins.routes.Shaky(o.URL()) })
-		if log := nodes[0].log.String(); !strings.Contains(log, "origin answers this node again") {
-			t.Errorf("%d nodes: the node does not say that its way works again", count)
+		if got := strings.Count(nodes[0].log.String(), "origin answers this node again"); got != said {
+			t.Errorf("%d nodes: the node says %d times that its way works again, and %d times that it does not", count, got, said)
 		}
 	}
 }
@@ -143,14 +144,9 @@ func TestOriginComesBackToAll(t *testing.T) {
 		defer close(done)
 		everyNodeReads(t, dirs, files)
 	}()
-	until(t, "all nodes know", func() bool {
-		for _, n := range nodes {
-			if !n.origins.routes.Cut(o.URL()) {
-				return false
-			}
-		}
-		return true
-	})
+	for _, n := range nodes { // one after the other acts for those before, and finds out
+		until(t, "a node knows", func() bool { return n.origins.routes.Cut(o.URL()) })
+	}
 	for _, w := range ways {
 		w.cut.Store(false)
 	}
