@@ -91,11 +91,12 @@ func TestObjects(t *testing.T) {
 	for _, c := range []struct {
 		name, values, want string
 	}{
-		{"by default", "", "ServiceAccount/shardwell Secret/shardwell-keyring ConfigMap/shardwell ClusterRole/shardwell " +
+		{"by default", "", "ResourceQuota/shardwell ServiceAccount/shardwell Secret/shardwell-keyring ConfigMap/shardwell ClusterRole/shardwell " +
 			"ClusterRoleBinding/shardwell Service/shardwell-seeds DaemonSet/shardwell DaemonSet/shardwell-keeper CSIDriver/csi.shardwell.io"},
-		{"everything", everything, "NetworkPolicy/shardwell ServiceAccount/other Secret/shardwell-keyring ConfigMap/shardwell " +
+		{"everything", everything, "ResourceQuota/shardwell NetworkPolicy/shardwell ServiceAccount/other Secret/shardwell-keyring ConfigMap/shardwell " +
 			"ClusterRole/shardwell ClusterRoleBinding/shardwell Service/shardwell-seeds DaemonSet/shardwell CSIDriver/csi.shardwell.io ServiceMonitor/shardwell"},
-		{"the least", least, "ServiceAccount/shardwell ConfigMap/shardwell Service/shardwell-seeds DaemonSet/shardwell CSIDriver/csi.shardwell.io"},
+		{"another priority", least + "priorityClassName: mine", "ServiceAccount/shardwell ConfigMap/shardwell Service/shardwell-seeds DaemonSet/shardwell CSIDriver/csi.shardwell.io"},
+		{"the least", least, "ResourceQuota/shardwell ServiceAccount/shardwell ConfigMap/shardwell Service/shardwell-seeds DaemonSet/shardwell CSIDriver/csi.shardwell.io"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := kinds(render(t, c.values))

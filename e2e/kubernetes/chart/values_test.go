@@ -158,6 +158,8 @@ func strict(t *testing.T, what string, r chart.Rendered) {
 			into = new(corev1.ConfigMap)
 		case "Service":
 			into = new(corev1.Service)
+		case "ResourceQuota":
+			into = new(corev1.ResourceQuota)
 		case "ServiceAccount":
 			into = new(corev1.ServiceAccount)
 		case "ClusterRole":

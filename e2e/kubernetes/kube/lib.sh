@@ -40,6 +40,7 @@ start_kube-apiserver() {
 		--advertise-address="$NODE_IP" --secure-port=6443 --cert-dir="$KUBE_DIR/state/pki" \
 		--token-auth-file="$KUBE_DIR/state/pki/tokens.csv" --authorization-mode=Node,RBAC \
 		--enable-admission-plugins=NodeRestriction --allow-privileged=true \
+		--admission-control-config-file="$KUBE_DIR/state/admission.yaml" \
 		--service-cluster-ip-range=10.96.0.0/24 \
 		--service-account-issuer=https://kubernetes.default.svc \
 		--service-account-key-file="$KUBE_DIR/state/pki/sa.pub" \

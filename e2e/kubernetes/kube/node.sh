@@ -80,6 +80,20 @@ for u in admin kubelet kcm scheduler; do
 		current-context: x
 	YAML
 done
+# Critical Pods are admitted where a quota lets them in, as in GKE.
+cat > state/admission.yaml <<- YAML
+	apiVersion: apiserver.config.k8s.io/v1
+	kind: AdmissionConfiguration
+	plugins:
+	  - name: ResourceQuota
+	    configuration:
+	      apiVersion: apiserver.config.k8s.io/v1
+	      kind: ResourceQuotaConfiguration
+	      limitedResources:
+	        - resource: pods
+	          matchScopes:
+	            - {scopeName: PriorityClass, operator: In, values: [system-node-critical, system-cluster-critical]}
+YAML
 cat > state/kubelet.yaml <<- YAML
 	apiVersion: kubelet.config.k8s.io/v1beta1
 	kind: KubeletConfiguration

@@ -114,3 +114,14 @@ func TestExamples(t *testing.T) {
 		})
 	}
 }
+
+// TestCriticalPods wants the cluster to be one that admits Pods of the system's priority classes by a quota only, as GKE is: then
+// the installation shows that the chart brings one.
+func TestCriticalPods(t *testing.T) {
+	p := pod{name: "critical", ns: "default", script: "true"}
+	critical := strings.Replace(p.yaml(), "restartPolicy: Never", "restartPolicy: Never\n  priorityClassName: system-node-critical", 1)
+	_, err := run(critical, "kubectl", "apply", "--dry-run=server", "-f", "-")
+	if err == nil || !strings.Contains(err.Error(), "insufficient quota") {
+		t.Errorf("a critical Pod without a quota: %v", err)
+	}
+}
