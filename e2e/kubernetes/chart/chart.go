@@ -132,7 +132,7 @@ func hookNames(hooks []*release.Hook) string {
 // header opens the plain manifest.
 const header = `# Shardwell without Helm: what the chart of deploy/helm/shardwell makes with its default values.
 # Made by "make manifests"; do not edit. Give it the secret that nodes share first, and your bucket's endpoint:
-#   kubectl create namespace shardwell
+#   kubectl create namespace shardwell --save-config
 #   kubectl -n shardwell create secret generic shardwell-keyring --from-literal=secret="$(openssl rand -hex 32)"
 #   kubectl apply -f shardwell.yaml
 `
