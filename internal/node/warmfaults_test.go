@@ -3,6 +3,7 @@ package node
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -71,6 +72,10 @@ func TestPinnedCopiesStayOwn(t *testing.T) {
 	nodes := startCluster(t, o.URL(), 2, nil)
 	spec := all()
 	spec.EveryNode, spec.Pin = true, 10*time.Hour
+	nodes[0].look(t, control.WarmPlan, spec)
+	if st, err := nodes[0].Status(t.Context()); err != nil || len(st.Pins) != 0 {
+		t.Errorf("a plan has pinned something: %+v, %v", st.Pins, err)
+	}
 	first := nodes[0].warmUp(t, spec)
 	spec.Pin = 0
 	again := nodes[1].warmUp(t, spec)
@@ -251,5 +256,48 @@ func TestWarmUpThatNobodyHolds(t *testing.T) {
 	alone.NoOwner = true
 	if rec := start(t, alone).warmUp(t, all()); rec.State != warm.Failed || !strings.Contains(rec.Why, "no member owns anything") {
 		t.Errorf("where nobody owns: %s, %q", rec.State, rec.Why)
+	}
+}
+
+// A plan says what the warm-up would: that its pin is refused beside another.
+func TestPlanOfAPinThatCannotFit(t *testing.T) {
+	t.Parallel()
+	files := map[string][]byte{}
+	for i := range 10 {
+		files[fmt.Sprintf("%d/f", i%2)+fmt.Sprint(i)] = randomBytes(2<<20, uint64(i))
+	}
+	o := newOrigin(t, files)
+	n := start(t, func() config.Config {
+		cfg := testConfig(t, o.URL())
+		cfg.CacheDirs[0].Budget = 16 << 20
+		return cfg
+	}())
+	if rec := n.warmUp(t, warm.Spec{Sources: []string{"s3://data/0/"}, Pin: time.Hour}); rec.State != warm.Done {
+		t.Fatalf("%+v", rec)
+	}
+	spec := warm.Spec{Sources: []string{"s3://data/1/"}, Pin: time.Hour}
+	refused := func(spec warm.Spec) error { // what there is beside the pin is counted a little later
+		s, err := n.survey(t.Context(), spec, nil, func(m warm.Missing) { t.Errorf("%+v", m) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.tryPin(t.Context(), spec.Pin)
+	}
+	if full := new(evict.PinError); !errors.As(refused(spec), &full) {
+		t.Error("a pin that cannot fit would not be refused")
+	}
+	if err := refused(warm.Spec{Sources: []string{"s3://data/1/f1"}, Pin: time.Hour}); err != nil {
+		t.Errorf("one that fits: %v", err)
+	}
+	var sum control.WarmSum
+	err := n.LookWarm(t.Context(), control.WarmRequest{Spec: spec}, control.WarmPlan, func(f control.WarmFound) error {
+		sum = *f.Sum
+		return nil
+	})
+	if err == nil && len(sum.Short) == 0 {
+		t.Error("the plan says that it fits")
+	}
+	if rec := n.warmUp(t, spec); rec.State != warm.Failed {
+		t.Errorf("the warm-up itself: %+v", rec)
 	}
 }

@@ -68,6 +68,11 @@ func (l *look) do(ctx context.Context, s *survey) (err error) {
 		if l.sum.Short, err = s.short(ctx); err != nil {
 			return err
 		}
+		if s.spec.Pin > 0 && len(l.sum.Short) == 0 {
+			if err = s.tryPin(ctx, s.spec.Pin); err != nil {
+				return err
+			}
+		}
 		o.loads = nil
 	case control.WarmCheck:
 		o.Bring = peer.Bring{Do: peer.DoCheck}

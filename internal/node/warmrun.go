@@ -137,12 +137,8 @@ func tooLarge(short []warm.Short) string {
 
 func mib(bytes int64) float64 { return float64(bytes) / (1 << 20) }
 
-// pin pins what a survey is about, for so long from now.
-func (s *survey) pin(ctx context.Context, ttl time.Duration) error {
-	capacity, err := s.n.capacity(ctx)
-	if err != nil {
-		return err
-	}
+// pinBytes returns how much of what a survey is about lies in each of its sets.
+func (s *survey) pinBytes() []int64 {
 	copies := int64(1)
 	if s.spec.EveryNode {
 		copies = int64(len(s.loads))
@@ -156,6 +152,35 @@ func (s *survey) pin(ctx context.Context, ttl time.Duration) error {
 			}
 		}
 	}
+	return bytes
+}
+
+// tryPin says why a pin for so long would be refused.
+func (s *survey) tryPin(ctx context.Context, ttl time.Duration) error {
+	capacity, err := s.n.capacity(ctx)
+	if err != nil {
+		return err
+	}
+	table, now := s.n.uses.now(), time.Now()
+	for i, bytes := range s.pinBytes() {
+		ds := evict.Dataset(s.sets[i])
+		if until, ok := s.n.uses.pinnedUntil(ds); ok && until.After(now.Add(ttl)) {
+			continue
+		}
+		if table, err = table.Pin(ds, bytes, capacity, now.Add(ttl).UnixNano(), now.UnixNano()); err != nil {
+			return fmt.Errorf("pin %s: %w", uriOf(bucketOfDataset(ds), ds.Prefix), err)
+		}
+	}
+	return nil
+}
+
+// pin pins what a survey is about, for so long from now.
+func (s *survey) pin(ctx context.Context, ttl time.Duration) error {
+	capacity, err := s.n.capacity(ctx)
+	if err != nil {
+		return err
+	}
+	bytes := s.pinBytes()
 	now := time.Now()
 	var made []evict.Dataset
 	for i, d := range s.sets {
