@@ -20,7 +20,7 @@ func TestOriginGivesOneCopy(t *testing.T) {
 	needMounts(t)
 	files := dataset()
 	o := newOrigin(t, files)
-	nodes := startCluster(t, o.URL(), 3, nil)
+	nodes := startCluster(t, o.URL(), 3, func(_ int, cfg *config.Config) { cfg.PrefetchShards = 0 }) // names that are guessed cost listings, at any time
 	var dirs []string
 	for _, n := range nodes {
 		dirs = append(dirs, n.mountOn(t, "s3://data/"))
