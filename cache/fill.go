@@ -255,7 +255,7 @@ func (o *object) fillChunk(ctx context.Context, index uint32, req chunk.Request)
 	fl := o.join(index)
 	defer o.leave(fl)
 	w := o.c.newWaiter(req)
-	defer o.c.freeWaiter(w)
+	defer o.c.freeWaiter(o, w)
 	w.fills, w.missing = true, missing
 
 	fl.mu.Lock()

@@ -46,6 +46,7 @@ type arrival struct {
 	block uint32
 	from  Source
 	page  *page // held; nil: it is in the tier
+	held  bool  // in the tier, until it was sent
 }
 
 func (c *Cache) newWaiter(req chunk.Request) *waiter {
@@ -57,11 +58,14 @@ func (c *Cache) newWaiter(req chunk.Request) *waiter {
 	return w
 }
 
-// freeWaiter gives back what w holds. It is in no flight any more.
-func (c *Cache) freeWaiter(w *waiter) {
+// freeWaiter gives back what w holds of an object. It is in no flight any more.
+func (c *Cache) freeWaiter(o *object, w *waiter) {
 	for _, a := range w.ready {
 		if a.page != nil {
 			c.pages.put(a.page)
+		}
+		if a.held {
+			o.tier.Return(a.block)
 		}
 	}
 	select {
@@ -228,7 +232,7 @@ func (fl *flight) land(by *call, b chunk.Block, from Source, stored bool) *page 
 		case stored && !w.peer:
 			// it finds the block in the tier
 		case stored:
-			w.ready = append(w.ready, arrival{b.Index, from, nil})
+			w.ready = append(w.ready, arrival{b.Index, from, nil, fl.obj.hold(b.Index)})
 		default:
 			p := kept
 			if p == nil {
@@ -238,7 +242,7 @@ func (fl *flight) land(by *call, b chunk.Block, from Source, stored bool) *page 
 				p = borrowed
 			}
 			ps.retain(p)
-			w.ready = append(w.ready, arrival{b.Index, from, p})
+			w.ready = append(w.ready, arrival{b.Index, from, p, false})
 		}
 		w.wake()
 	}

@@ -114,7 +114,7 @@ func (l *lending) fly(ctx context.Context, index uint32, missing blockSet) error
 	fl := l.o.join(index)
 	defer l.o.leave(fl)
 	w := l.c.newWaiter(l.req)
-	defer l.c.freeWaiter(w)
+	defer l.c.freeWaiter(l.o, w)
 	w.peer, w.missing = true, missing
 
 	fl.mu.Lock()
@@ -259,6 +259,9 @@ func (l *lending) collect(fl *flight, w *waiter, here blockSet) (err error) {
 		}
 		if a.page != nil {
 			l.c.pages.put(a.page)
+		}
+		if a.held {
+			l.o.tier.Return(a.block)
 		}
 	}
 	for i, ok := here.next(0); ok && err == nil; i, ok = here.next(i + 1) {

@@ -83,6 +83,12 @@ func (o *object) openTier() {
 	o.tier = f
 }
 
+// hold keeps a block in the tier until Return, if that can be.
+func (o *object) hold(block uint32) bool {
+	h, ok := o.tier.(holder)
+	return ok && h.Hold(block)
+}
+
 // retain adds a reference to an object that has one.
 func (o *object) retain() {
 	o.c.mu.Lock()

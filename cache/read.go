@@ -128,7 +128,7 @@ func (r *read) fly(ctx context.Context, p part, missing blockSet) (copied blockS
 	fl := o.join(p.index)
 	defer o.leave(fl)
 	w := o.c.newWaiter(chunk.Request{Access: r.f.access()})
-	defer o.c.freeWaiter(w)
+	defer o.c.freeWaiter(o, w)
 	w.off, w.n, w.p, w.extend, w.missing = r.off, r.n, r.p, r.extend, missing
 
 	fl.mu.Lock()

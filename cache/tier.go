@@ -48,6 +48,13 @@ type spender interface {
 	ReleaseSpent()
 }
 
+// holder is a TierFile that keeps a present block until Return, as Lend does, but without looking at it: a block that
+// passes through may be given back before who waits for it has had it, and would be fetched again.
+type holder interface {
+	// Hold does no I/O. It reports false when the block is not there.
+	Hold(block uint32) bool
+}
+
 // tier is what disk.Dir looks like, whatever type its files have.
 type tier[F TierFile] interface {
 	Acquire(obj chunk.Object, id chunk.ObjectID, owned bool) (F, error)

@@ -338,7 +338,9 @@ func (d *Dir) roomToQuarantine() bool {
 // valid until [File.Return]: until then the block is not given back to the file system. A block
 // that was not checked in this boot is checked first. ok is false when the block is absent.
 func (f *File) Lend(block uint32) (_ chunk.Piece, ok bool) {
-	f.transit.lend(block)
+	if !f.transit.lend(block) {
+		return chunk.Piece{}, false
+	}
 	p, ok := f.lend(block)
 	if !ok {
 		f.Return(block)
@@ -346,7 +348,19 @@ func (f *File) Lend(block uint32) (_ chunk.Piece, ok bool) {
 	return p, ok
 }
 
-// Return ends one Lend that returned true.
+// Hold keeps a present block until [File.Return], as Lend does, without looking at it.
+func (f *File) Hold(block uint32) bool {
+	if !f.transit.lend(block) {
+		return false
+	}
+	if !f.Has(block) {
+		f.Return(block)
+		return false
+	}
+	return true
+}
+
+// Return ends one Lend, or Hold, that returned true.
 func (f *File) Return(block uint32) { f.transit.giveBack(block) }
 
 func (f *File) lend(block uint32) (_ chunk.Piece, ok bool) {

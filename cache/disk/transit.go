@@ -129,9 +129,10 @@ func (d *Dir) useFromDisk(id chunk.ObjectID, meta, data FileStat) (use, error) {
 
 // transit is how the copies in one object come and go one by one.
 type transit struct {
-	mu   sync.Mutex
-	lent map[uint32]int // by block: pieces that the kernel is sending
-	fifo []uint32       // copies since the object was opened, in the order of their arrival
+	mu    sync.Mutex
+	lent  map[uint32]int      // by block: pieces that the kernel is sending, or is about to
+	going map[uint32]struct{} // blocks that are being taken away
+	fifo  []uint32            // copies since the object was opened, in the order of their arrival
 
 	sliding sync.Mutex // who makes room; before the others
 }
@@ -140,13 +141,38 @@ type transit struct {
 // Copies that came before are left to eviction.
 const maxWindowBlocks = 4 << 20
 
-func (t *transit) lend(block uint32) {
+// lend keeps a block until giveBack, unless it is being taken away.
+func (t *transit) lend(block uint32) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if _, goes := t.going[block]; goes {
+		return false
+	}
 	if t.lent == nil {
 		t.lent = make(map[uint32]int)
 	}
 	t.lent[block]++
+	return true
+}
+
+// take begins to take a block away, until took, unless it is lent.
+func (t *transit) take(block uint32) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.lent[block] > 0 {
+		return false
+	}
+	if t.going == nil {
+		t.going = make(map[uint32]struct{})
+	}
+	t.going[block] = struct{}{}
+	return true
+}
+
+func (t *transit) took(block uint32) {
+	t.mu.Lock()
+	delete(t.going, block)
+	t.mu.Unlock()
 }
 
 func (t *transit) giveBack(block uint32) {
@@ -239,11 +265,10 @@ func (f *File) punchOne(b *body, block uint32) bool {
 	stripe := &f.stripes[block%stripeCount]
 	stripe.Lock()
 	defer stripe.Unlock()
-	f.transit.mu.Lock() // until the bit is gone, so that nobody lends it meanwhile
-	defer f.transit.mu.Unlock()
-	if f.transit.lent[block] > 0 || !b.has(block) {
+	if !b.has(block) || !f.transit.take(block) { // nobody lends it from now on
 		return false
 	}
+	defer f.transit.took(block)
 	if err := f.clear(b, block); err != nil {
 		f.doom(b, err)
 		return true
