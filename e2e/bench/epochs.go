@@ -23,7 +23,7 @@ import (
 // large beside what a sidecar takes, and so many that owners get about equal shares.
 const (
 	epochNodes       = 3
-	epochCacheBytes  = 256 << 20 // of each node, on the average
+	epochCacheBytes  = 64 << 20 // of each node, on the average
 	epochObjectBytes = 1 << 20
 	epochRounds      = 3 // after the first
 	epochReaders     = 4 // of each node
