@@ -129,7 +129,7 @@ bench-prefetch: bin/shardwell
 # The figures that broadcasts are judged by: eight nodes and more behind links of 50 Mbit/s, in real
 # processes, mounts and TCP. Half an hour; the machine should have nothing else to do.
 bench-broadcast: bin/shardwell
-	./e2e/setup
+	./e2e/setup aria2 python3-libtorrent
 	cd e2e && SHARDWELL_BIN=$(CURDIR)/bin/shardwell go run ./bench -run '^broadcast' -rounds 3
 
 # The planner on a model of 1,000 and 10,000 nodes. -benchtime=1x: one run of each is the figure.

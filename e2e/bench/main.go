@@ -51,6 +51,7 @@ var groups = []struct {
 	{"broadcastLate", (*bench).broadcastLate},
 	{"broadcastSlow", (*bench).broadcastSlow},
 	{"broadcastRacks", (*bench).broadcastRacks},
+	{"broadcastSwarm", (*bench).broadcastSwarm},
 	{"ring", (*bench).ring},
 	{"warm", (*bench).warm},
 	{"peer", (*bench).peer},
