@@ -230,10 +230,17 @@ func (g *gate) relieve(req transfer.Request) bool {
 	return ok && !h.HoldsAll(req.Object, req.ID, req.Span)
 }
 
+// minProbed is the size from which on objects are fetched in part by others for comparison, in chunks. What is on its way to
+// the owner of such a chunk comes twice, and is to be below a hundredth of the object.
+const minProbed = 128
+
 // isFresh reports whether a reader of this node wants a chunk, of which it has next to nothing but what the asker has, and owns
-// the whole object: of one that many own each receives from the others, who would find it slow.
+// the whole object, a large one: of one that many own each receives from the others, who would find it slow.
 func (g *gate) isFresh(h holder, req transfer.Request) bool {
 	last := g.geometry.Chunks(req.Object.Size) - 1
+	if last+1 < minProbed {
+		return false
+	}
 	for _, index := range [...]uint32{0, last / 2, last} { // that many are one node's own by chance hardly ever
 		r := req.Request
 		r.Span = g.geometry.ChunkSpan(req.Object.Size, index)

@@ -57,7 +57,7 @@ type Config struct {
 	// SlowFor is how long after a member last said so its link counts as slow, default 1 min.
 	SlowFor time.Duration
 	// ProbeEvery is how many chunks of an object, but the first, this node is left with until a member that fills it is to
-	// fetch one from the origin, default 32: it tells this node how fast others' links are. Negative: none is.
+	// fetch one from the origin, default 128: it tells this node how fast others' links are. Negative: none is.
 	ProbeEvery int
 	// MaxChunks, MaxMembers and MaxHolders bound the chunks remembered, the members of each and of all
 	// together, default 4096, 16384 and 262144, which take some 100 MiB. Chunks asked for longest ago,
@@ -85,7 +85,7 @@ func (c *Config) setDefaults() {
 		}
 	}
 	if c.ProbeEvery == 0 {
-		c.ProbeEvery = 32
+		c.ProbeEvery = 128
 	}
 }
 
