@@ -43,22 +43,6 @@ func withoutFiles(f func() error) error {
 	return f()
 }
 
-// apart is withoutFiles on a goroutine of its own, for calls on paths that may lead through a mount of ours.
-func apart(f func() error) error {
-	done := make(chan error, 1)
-	go func() { done <- withoutFiles(f) }()
-	return <-done
-}
-
-// Stat is os.Stat for a path that may lead through a mount that this process serves.
-func Stat(path string) (info os.FileInfo, err error) {
-	err = apart(func() (err error) {
-		info, err = os.Stat(path)
-		return err
-	})
-	return info, err
-}
-
 // runtimeFiles returns the descriptors that Go's scheduler uses on whatever thread it runs, and ends the
 // process over when it cannot: where it polls, and what wakes it. They refer to nothing else.
 func runtimeFiles() (fds []uint, err error) {

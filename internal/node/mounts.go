@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -447,7 +448,7 @@ func checkMountpoint(dir string) error {
 		}
 		return fmt.Errorf("mountpoint %s: busy: %s (%s) is mounted there: choose another directory", dir, e.Source, e.Type)
 	}
-	st, err := fuse.Stat(dir)
+	st, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("mountpoint %s: no such directory: make it first", dir)
