@@ -26,22 +26,34 @@ func (o oneStore) Open(context.Context, objstore.Bucket) (objstore.Store, error)
 // onDisk makes a cache over a real cache directory.
 func onDisk(t testing.TB, path string, g chunk.Geometry, origin objstore.Store) *cache.Cache {
 	t.Helper()
+	c, _ := overDisk(t, origin, disk.Config{Path: path, Geometry: g, BudgetBytes: 1 << 30}, cache.Config{})
+	return c
+}
+
+// overDisk makes a cache with 16 blocks of memory over a cache directory that is looked after, until the test ends.
+func overDisk(t testing.TB, origin objstore.Store, d disk.Config, cfg cache.Config) (*cache.Cache, *disk.Dir) {
+	t.Helper()
+	g := d.Geometry
 	arena, err := mem.New(int(g.BlockBytes), 16*g.BlockBytes)
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, err := disk.Open(disk.Config{Path: path, Geometry: g, BudgetBytes: 1 << 30})
+	dir, err := disk.Open(d)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := cache.New(cache.Config{
-		Geometry: g, Arena: arena, Disk: cache.TierOf(dir),
-		Origin: &cache.OriginFetcher{Geometry: g, Origins: oneStore{origin}, Arena: arena},
-	})
+	cfg.Geometry, cfg.Arena, cfg.Disk = g, arena, cache.TierOf(dir)
+	cfg.Origin = &cache.OriginFetcher{Geometry: g, Origins: oneStore{origin}, Arena: arena}
+	c, err := cache.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = dir.Run(ctx) })
 	t.Cleanup(func() {
+		cancel()
+		wg.Wait()
 		c.Close()
 		if err := dir.Close(); err != nil {
 			t.Error(err)
@@ -50,7 +62,7 @@ func onDisk(t testing.TB, path string, g chunk.Geometry, origin objstore.Store) 
 			t.Error(err)
 		}
 	})
-	return c
+	return c, dir
 }
 
 func object(origin *objstoretest.Mem, key string, data []byte) chunk.Object {

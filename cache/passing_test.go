@@ -2,17 +2,14 @@ package cache_test
 
 import (
 	"bytes"
-	"context"
 	"crypto/rand"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/shardwell/shardwell/cache"
 	"github.com/shardwell/shardwell/cache/disk"
 	"github.com/shardwell/shardwell/cache/evict"
-	"github.com/shardwell/shardwell/cache/mem"
 	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/objstore/objstoretest"
 )
@@ -32,34 +29,9 @@ func (protecting) Freed(evict.Dataset, int64)                       {}
 // the transit area, smaller than a chunk, stays until the peer has had it, and the origin sends it once.
 func TestPassingBlocksWaitForTheirPeer(t *testing.T) {
 	g := chunk.Geometry{ChunkBytes: 512 << 10, BlockBytes: 64 << 10}
-	arena, err := mem.New(int(g.BlockBytes), 16*g.BlockBytes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir, err := disk.Open(disk.Config{Path: t.TempDir(), Geometry: g, BudgetBytes: 2 << 20, TransitBytes: 4 * (g.BlockBytes + 8<<10), Policy: protecting{}})
-	if err != nil {
-		t.Fatal(err)
-	}
 	origin := objstoretest.NewMem()
-	c, err := cache.New(cache.Config{Geometry: g, Arena: arena, Disk: cache.TierOf(dir), MemoryBlocks: -1,
-		Origin: &cache.OriginFetcher{Geometry: g, Origins: oneStore{origin}, Arena: arena}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	wg.Go(func() { _ = dir.Run(ctx) })
-	defer func() {
-		cancel()
-		wg.Wait()
-		c.Close()
-		if err := dir.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := arena.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
+	c, dir := overDisk(t, origin, disk.Config{Path: t.TempDir(), Geometry: g, BudgetBytes: 2 << 20, TransitBytes: 4 * (g.BlockBytes + 8<<10), Policy: protecting{}},
+		cache.Config{MemoryBlocks: -1})
 	lend := func(key string, slow bool) {
 		data := make([]byte, g.ChunkBytes)
 		rand.Read(data)

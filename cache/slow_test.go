@@ -2,16 +2,13 @@ package cache_test
 
 import (
 	"bytes"
-	"context"
 	"crypto/rand"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/shardwell/shardwell/cache"
 	"github.com/shardwell/shardwell/cache/disk"
-	"github.com/shardwell/shardwell/cache/mem"
 	"github.com/shardwell/shardwell/internal/chunk"
 	"github.com/shardwell/shardwell/objstore/objstoretest"
 )
@@ -30,36 +27,9 @@ func TestSlowReceiverOverEvictions(t *testing.T) {
 func slowReceiver(t *testing.T, owned bool, chunks int) {
 	g := chunk.Geometry{ChunkBytes: 512 << 10, BlockBytes: 64 << 10}
 	const budget = 16 << 20
-	arena, err := mem.New(int(g.BlockBytes), 16*g.BlockBytes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir, err := disk.Open(disk.Config{Path: t.TempDir(), Geometry: g, BudgetBytes: budget, TransitBytes: 1 << 20, CallTimeout: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
 	origin := objstoretest.NewMem()
-	c, err := cache.New(cache.Config{
-		Geometry: g, Arena: arena, Disk: cache.TierOf(dir), Keeps: func(chunk.Object, chunk.ObjectID) bool { return owned },
-		Origin: &cache.OriginFetcher{Geometry: g, Origins: oneStore{origin}, Arena: arena},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	wg.Go(func() { _ = dir.Run(ctx) })
-	defer func() {
-		cancel()
-		wg.Wait()
-		c.Close()
-		if err := dir.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := arena.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
+	c, dir := overDisk(t, origin, disk.Config{Path: t.TempDir(), Geometry: g, BudgetBytes: budget, TransitBytes: 1 << 20, CallTimeout: time.Minute},
+		cache.Config{Keeps: func(chunk.Object, chunk.ObjectID) bool { return owned }})
 	read := func(key string, bytes int) chunk.Object {
 		data := make([]byte, bytes)
 		rand.Read(data)
@@ -82,7 +52,7 @@ func slowReceiver(t *testing.T, owned bool, chunks int) {
 	obj := object(origin, "k", data)
 	first := g.ChunkSpan(obj.Size, 0)
 	next := uint32(0)
-	err = c.Lend(ctx, chunk.Request{Object: obj, ID: obj.ID(), Span: first, From: "slow"}, func(p chunk.Piece) error {
+	err := c.Lend(t.Context(), chunk.Request{Object: obj, ID: obj.ID(), Span: first, From: "slow"}, func(p chunk.Piece) error {
 		got := make([]byte, p.Len)
 		half := p.Len / 2
 		send := func(from, to int) {
